@@ -5,6 +5,7 @@ the device must agree with the CPU.
 """
 
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ from finetune.training.optimizers import total_norm
 if TYPE_CHECKING:
     from finetune.training.trainer import Trainer
 
+_REMEDY = (
+    "start again with --overwrite --device cpu; finetune doctor --parity --device {} shows details"
+)
 # By part and name, as in a Difference.
 Results = dict[tuple[str, str], torch.Tensor]
 Shapes = Sequence[tuple[int, int]]
@@ -96,15 +100,8 @@ def check_device(trainer: "Trainer", examples: Examples) -> None:
         message = f"no comparison of {device.name} with the CPU: there is not enough memory"
         emit(WarningMessage(message, remedy="lower --batch-size, or use --no-check-device"))
         return
-    raise FinetuneError(
-        f"{device.name} differs from the CPU after step {step:,}: {failures[0]}",
-        remedy=_remedy(device),
-    )
-
-
-def _remedy(device: Device) -> str:
-    parity = f"finetune doctor --parity --device {device.name}"
-    return f"start again with --overwrite --device cpu; {parity} shows details"
+    message = f"{device.name} differs from the CPU after step {step:,}: {failures[0]}"
+    raise FinetuneError(message, remedy=_REMEDY.format(device.name))
 
 
 def compare_with_cpu(
@@ -147,7 +144,6 @@ def _pick_batches(
         fitting = np.flatnonzero(examples.lengths <= length)
         batch = Batch(random.choice(fitting, count, replace=len(fitting) < count), length)
         [micro_batch] = cut_batch(examples, batch, batch_size=count, device=device)
-        assert isinstance(micro_batch, MicroBatch), "no example has windows"
         batches[f"{count} x {length} tokens"] = micro_batch
     return batches
 
@@ -212,9 +208,8 @@ def _worst_example_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _ratio(distance: float, size: float) -> float:
-    if distance == 0:
-        return 0.0
-    return distance / size if size > 0 and not math.isnan(distance) else math.inf
+    ratio = distance / max(size, sys.float_info.min)
+    return math.inf if math.isnan(ratio) else ratio
 
 
 def prepare_feature_check(layers: FrozenLayers, examples: Examples) -> Callable[[Examples], None]:
@@ -236,7 +231,7 @@ def prepare_feature_check(layers: FrozenLayers, examples: Examples) -> Callable[
                 f"{layers.device.name} differs from the CPU in the features of the frozen layers: "
                 f"off by {error:.2%} (tolerance {tolerance:.2%})",
                 # The wrong features are stored by now.
-                remedy=f"run finetune cache clear, then {_remedy(layers.device)}",
+                remedy=f"run finetune cache clear, then {_REMEDY.format(layers.device.name)}",
             )
 
     return check
@@ -302,17 +297,13 @@ class ParameterGuard:
         flags = self._has_gradient.values()
         is_moved = torch.stack(list(flags)).tolist() if flags else []
         moved = {name for name, moves in zip(self._has_gradient, is_moved, strict=True) if moves}
-        for fault, wrong in (
-            ("frozen but changed", changed - trained),
-            ("trained but the same", moved & trained - changed),
-        ):
-            names = [name for name in after if name in wrong]
-            if names:
-                more = f" and {len(names) - 1} more parameters" if len(names) > 1 else ""
-                raise FinetuneError(
-                    f"{fault} after the first steps: {names[0]}{more}",
-                    remedy="use --device cpu or another version of PyTorch: the device is faulty",
-                )
+        frozen, same = sorted(changed - trained), sorted(moved & trained - changed)
+        if names := frozen or same:
+            fault = "frozen but changed" if frozen else "trained but the same"
+            raise FinetuneError(
+                f"{fault} after the first steps: {names[0]} (parameters: {len(names)})",
+                remedy="use --device cpu or another version of PyTorch: the device is faulty",
+            )
 
 
 def _fingerprints(model: nn.Module) -> dict[str, int]:

@@ -132,7 +132,12 @@ def choose_inverse_regularization(
         order = np.random.default_rng(seed).permutation(len(rows.labels))
         compared = rows.select(np.sort(order[:count]))
     logits = cross_validate(compared, INVERSE_REGULARIZATIONS, seed=seed)
-    best = min(INVERSE_REGULARIZATIONS, key=lambda value: _mean_loss(compared, logits[value]))
+
+    def mean_loss(candidate: float) -> float:
+        losses = compared.losses(torch.from_numpy(logits[candidate]), torch.tensor(compared.labels))
+        return float(np.average(losses.numpy(), weights=compared.weights))
+
+    best = min(INVERSE_REGULARIZATIONS, key=mean_loss)
     return best, logits[best] if compared is rows else None
 
 
@@ -162,11 +167,6 @@ def folds(groups: NDArray[np.int64], *, seed: int) -> Sequence[NDArray[np.int64]
     order = np.random.default_rng(seed).permutation(len(groups))
     by_group = order[np.argsort(groups[order], kind="stable")]
     return [by_group[first::FOLDS] for first in range(min(FOLDS, len(groups)))]
-
-
-def _mean_loss(rows: LabelledFeatures, logits: NDArray[np.float32]) -> float:
-    losses = rows.losses(torch.from_numpy(logits), torch.tensor(rows.labels))
-    return float(np.average(losses.numpy(), weights=rows.weights))
 
 
 # With fewer fitting names, names are codes, or mean nothing to the encoder. If exactly half of the

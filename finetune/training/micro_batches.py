@@ -31,14 +31,17 @@ class MicroBatch:
     """Examples for one forward and backward, on the device.
 
     Labels have shape [examples, ...]. The loss weights, float32 of shape [examples], add up to 1
-    over all micro-batches of a step. ``parts`` has the sizes and padded lengths of parts
-    with less padding.
+    over all micro-batches of a step. If the examples have windows, the rows of ``inputs`` are
+    windows, and ``members``, bool of shape [examples, windows], maps them to examples. Windows that
+    fill up a part belong to no example. ``parts`` has the rows and the padded lengths of parts with
+    less padding, or of slices of a single example that has more windows than fit.
     """
 
     inputs: Inputs
     labels: torch.Tensor
     loss_weights: torch.Tensor
     parts: Sequence[tuple[int, int]] = ()
+    members: torch.Tensor | None = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return all tensors by name, as ``from_tensors`` takes them."""
@@ -52,7 +55,7 @@ class MicroBatch:
         return cls(inputs, labels, loss_weights)
 
     def slices(self) -> Iterator[Inputs]:
-        """Yield the model's inputs, as one batch, or in parts with less padding."""
+        """Yield the model's inputs, as one batch or in parts."""
         if not self.parts:
             yield self.inputs
         start = 0
@@ -65,8 +68,10 @@ class MicroBatch:
             start += examples
 
     def aggregate(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits of the examples, unchanged."""
-        return logits
+        """Return the logits of the examples; with windows, their means, both fp32."""
+        if self.members is None:
+            return logits
+        return (self.members / self.members.sum(1, keepdim=True)) @ logits
 
     def select(self, rows: slice) -> "MicroBatch":
         """Return some of the examples, as views."""
@@ -76,32 +81,9 @@ class MicroBatch:
         return MicroBatch(inputs, labels, self.loss_weights[rows], parts)
 
 
-@dataclass(frozen=True)
-class WindowBatch:
-    """Examples of several windows each, for one forward and backward.
-
-    There are several slices only if a single example has more windows than fit; each call moves
-    them to the device. ``members`` maps windows to examples: bool of shape [examples, windows].
-    Windows that fill up a slice belong to no example.
-    """
-
-    slices: Callable[[], Iterator[Inputs]]
-    slice_sizes: list[int]
-    members: torch.Tensor
-    labels: torch.Tensor
-    loss_weights: torch.Tensor
-
-    def aggregate(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits of the examples from the logits of the windows, both fp32."""
-        return (self.members / self.members.sum(1, keepdim=True)) @ logits
-
-
-AnyMicroBatch = MicroBatch | WindowBatch
-
-
 def move_batches(
     examples: Examples, batches: Sequence[Batch], *, device: Device
-) -> Iterator[tuple[Batch, Callable[[int], Iterator[AnyMicroBatch]]]]:
+) -> Iterator[tuple[Batch, Callable[[int], Iterator[MicroBatch]]]]:
     """Yield each effective batch with a function that cuts the share of this process.
 
     The function takes a batch size, in examples or windows, and moves micro-batches to the device.
@@ -130,7 +112,7 @@ def _cut(
 
 def cut_batch(
     examples: Examples, batch: Batch, *, batch_size: int, device: Device
-) -> Iterator[AnyMicroBatch]:
+) -> Iterator[MicroBatch]:
     """Yield one effective batch as micro-batches on the device."""
     [(_, cut)] = move_batches(examples, [batch], device=device)
     return cut(batch_size)
@@ -208,7 +190,7 @@ def _move_inputs(
 
 def _cut_windows(
     examples: Examples, batch: Batch, device: Device, batch_size: int
-) -> Iterator[WindowBatch]:
+) -> Iterator[MicroBatch]:
     """Yield micro-batches of whole examples, whose forwards take at most ``batch_size`` windows."""
     assert examples.windows is not None
     batch_size = max(batch_size, device.shapes.min_examples)
@@ -216,15 +198,13 @@ def _cut_windows(
     # Texts with the most windows first, so that the groups are as full as possible.
     order = np.argsort(-examples.windows.counts[all_indices], kind="stable")
     counts = examples.windows.counts[all_indices[order]].tolist()
-    move = partial(_move_inputs, examples, padded_length=batch.padded_length, device=device)
     for group in _group(counts, limit=batch_size):
         chosen = order[group]
         indices = all_indices[chosen]
         windows = examples.sequences_of(indices)
         owners = np.repeat(np.arange(len(indices)), examples.windows.counts[indices])
-        slice_count = math.ceil(len(windows) / batch_size)
-        slices = np.array_split(windows, slice_count)
-        slice_owners = np.array_split(owners, slice_count)
+        count = math.ceil(len(windows) / batch_size)
+        slices, slice_owners = np.array_split(windows, count), np.array_split(owners, count)
         if device.shapes.pads_batches:
             slices = [fill_batch(rows, batch_size=batch_size) for rows in slices]
             slice_owners = [
@@ -232,16 +212,17 @@ def _cut_windows(
                 for rows in slice_owners
             ]
         members = np.concatenate(slice_owners) == np.arange(len(indices))[:, None]
-        yield WindowBatch(
-            partial(map, move, slices),
-            [len(rows) for rows in slices],
-            device.copy(torch.from_numpy(members)),
-            labels=device.copy(torch.from_numpy(examples.labels[indices])),
-            loss_weights=device.copy(torch.from_numpy(all_weights[chosen])),
+        parts = [(len(rows), batch.padded_length) for rows in slices]
+        yield MicroBatch(
+            _move_inputs(examples, np.concatenate(slices), batch.padded_length, device),
+            device.copy(torch.from_numpy(examples.labels[indices])),
+            device.copy(torch.from_numpy(all_weights[chosen])),
+            parts=parts if count > 1 else (),
+            members=device.copy(torch.from_numpy(members)),
         )
 
 
-def backward_by_slices(trainer: "Trainer", batch: WindowBatch) -> torch.Tensor:
+def backward_by_slices(trainer: "Trainer", batch: MicroBatch) -> torch.Tensor:
     """Go backward through one example in slices of its windows; return its loss.
 
     The first pass gives the logits of all windows, and so the gradient of the loss with respect to
@@ -253,7 +234,7 @@ def backward_by_slices(trainer: "Trainer", batch: WindowBatch) -> torch.Tensor:
     loss = trainer.loss(logits.requires_grad_(), batch)
     [gradient] = torch.autograd.grad(loss, [logits])
     trainer.device.set_random_state(random_state)
-    gradients = torch.split(gradient, batch.slice_sizes)
+    gradients = torch.split(gradient, [rows for rows, _ in batch.parts])
     for inputs, slice_gradient in zip(batch.slices(), gradients, strict=True):
         slice_loss = (trainer.logits(inputs) * slice_gradient).sum()
         torch.autograd.backward(trainer.scaler.scale(slice_loss))

@@ -31,13 +31,7 @@ from finetune.training.checks import (
     check_parameters_finite,
 )
 from finetune.training.interruption import Stopped, StopRequest, stop_on_signal
-from finetune.training.micro_batches import (
-    AnyMicroBatch,
-    MicroBatch,
-    WindowBatch,
-    backward_by_slices,
-    move_batches,
-)
+from finetune.training.micro_batches import MicroBatch, backward_by_slices, move_batches
 from finetune.training.optimizers import (
     build_optimizer,
     clip_gradients,
@@ -57,7 +51,7 @@ if TYPE_CHECKING:
 # Logits in fp32, [examples, outputs], and labels give the loss of each example: fp32, [examples].
 # A contrastive loss, which compares the examples with each other, reads their loss weights too.
 Losses = Callable[..., torch.Tensor]
-Cut = Callable[[int], Iterable[AnyMicroBatch]]
+Cut = Callable[[int], Iterable[MicroBatch]]
 
 # A scheduler sends a signal to all ranks, and their launcher forwards it to each rank again.
 _COPIES_SECONDS = 1.0
@@ -232,15 +226,13 @@ class Trainer:
         set_learning_rate(self.optimizer, self.plan.rate_at(number))
         return finish()
 
-    def take_step(self, number: int, micro_batches: Iterable[AnyMicroBatch]) -> torch.Tensor:
+    def take_step(self, number: int, micro_batches: Iterable[MicroBatch]) -> torch.Tensor:
         """Take a step with these micro-batches, without repeating it if memory runs out."""
         finish = self.compute_gradients(micro_batches)
         set_learning_rate(self.optimizer, self.plan.rate_at(number))
         return finish()
 
-    def compute_gradients(
-        self, micro_batches: Iterable[AnyMicroBatch]
-    ) -> Callable[[], torch.Tensor]:
+    def compute_gradients(self, micro_batches: Iterable[MicroBatch]) -> Callable[[], torch.Tensor]:
         """Compute the gradients of a step; return a function that changes the weights.
 
         It changes nothing but gradients, and waits neither for the device nor for other ranks.
@@ -250,13 +242,13 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
         if self.captured:
             micro_batches = list(micro_batches)
-            tensors = [each.tensors() for each in micro_batches if isinstance(each, MicroBatch)]
-            has_windows = len(tensors) < len(micro_batches)
+            has_windows = any(each.members is not None for each in micro_batches)
+            tensors = [each.tensors() for each in micro_batches]
             if not has_windows and (replay := self.captured.prepare(tensors)):
                 return replay
         losses = []
         for micro_batch in micro_batches:
-            if isinstance(micro_batch, WindowBatch) and len(micro_batch.slice_sizes) > 1:
+            if micro_batch.members is not None and micro_batch.parts:
                 loss = backward_by_slices(self, micro_batch)
             else:
                 logits = list(map(self.logits, micro_batch.slices()))
@@ -279,7 +271,7 @@ class Trainer:
             logits: torch.Tensor = self.model(**inputs).logits
         return logits.float()
 
-    def loss(self, logits: torch.Tensor, micro_batch: AnyMicroBatch) -> torch.Tensor:
+    def loss(self, logits: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
         """Return the sum of the examples' weighted losses: a scalar in fp32."""
         weights, arguments = micro_batch.loss_weights, [micro_batch.labels]
         if self.losses is contrastive_losses:
