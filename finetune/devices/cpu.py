@@ -43,8 +43,7 @@ class CpuMemory(DeviceMemory):
     """Host memory, as the system counts it for this process."""
 
     is_shared = True
-    # Messages of PyTorch with and without posix_memalign, of oneDNN if it can't allocate memory for
-    # generated code, and of C++ and the thread library, which end the process.
+    # Messages of PyTorch, of oneDNN, and of C++ and the thread library, which end the process.
     out_of_memory_texts = (
         "DefaultCPUAllocator: can't allocate memory",
         "DefaultCPUAllocator: not enough memory",
@@ -67,8 +66,7 @@ class CpuMemory(DeviceMemory):
         if _is_linux():
             # gVisor doesn't report the peak.
             return _read_status().get("VmHWM")
-        # getrusage(2) counts in bytes on macOS. On Linux the value starts at the memory of the
-        # parent process if that was larger.
+        # In bytes on macOS. On Linux it starts at the memory of the parent process.
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def reset_peak(self) -> None:

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -110,8 +111,7 @@ def cpu_name() -> str:
 def bf16_instructions() -> list[str]:
     """Return the system names of the bf16 instruction sets of the CPU, possibly none."""
     if is_mac():
-        name = "FEAT_BF16"
-        return [name] if read_sysctl(f"hw.optional.arm.{name}") == "1" else []
+        return ["FEAT_BF16"] * (read_sysctl("hw.optional.arm.FEAT_BF16") == "1")
     cpu = _read_cpuinfo()
     # /proc/cpuinfo lists flags on x86, and features on Arm.
     flags = f"{cpu.get('flags')} {cpu.get('Features')}".split()
@@ -146,19 +146,19 @@ def group_limits(
     """Yield the memory limits of the control group of this process and of each group around it."""
     if not process.is_file():
         return
-    lines = process.read_text(encoding="utf-8").splitlines()
-    path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
+    path = re.search(r"^0::/(.*)$", process.read_text(encoding="utf-8"), re.MULTILINE)
     if path is None:
         return
-    # In a container, the root is the group of the container, whatever the path of the process.
-    group = root / path if (root / path).is_dir() and ".." not in path else root
+    group = root / path[1]
+    if ".." in path[1] or not group.is_dir():
+        group = root  # in a container, the group of the container
     while group.is_relative_to(root):
         # memory.high slows a group down long before memory.max kills.
         files = [group / name for name in ("memory.max", "memory.high")]
         texts = [file.read_text().strip() for file in files if file.is_file()]
         if limits := [int(text) for text in texts if text != "max"]:
-            lines = (group / "memory.stat").read_text().splitlines()
-            droppable_bytes = int(dict(line.split(" ", 1) for line in lines)["inactive_file"])
+            used = (group / "memory.stat").read_text().split()
+            droppable_bytes = int(used[used.index("inactive_file") + 1])
             used_bytes = int((group / "memory.current").read_text())
             yield GroupLimit(min(limits), used_bytes - droppable_bytes)
         group = group.parent
@@ -166,11 +166,9 @@ def group_limits(
 
 def available_bytes() -> int:
     """Return the memory that is free for programs, less a reserve of a twentieth."""
-    memory = psutil.virtual_memory()
+    memory, share = psutil.virtual_memory(), 1 - _RESERVE_SHARE
     spare = [memory.available - memory.total * _RESERVE_SHARE]
-    spare += [
-        group.limit_bytes * (1 - _RESERVE_SHARE) - group.used_bytes for group in group_limits()
-    ]
+    spare += [group.limit_bytes * share - group.used_bytes for group in group_limits()]
     return max(0, int(min(spare)))
 
 

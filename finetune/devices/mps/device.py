@@ -83,7 +83,6 @@ class MpsDevice(Device):
         memory = gibibytes(psutil.virtual_memory().total)
         self.description = f"{chip or 'Apple'} GPU, {memory} unified memory"
         self.memory = MpsMemory()
-        # bf16 needs macOS 14, without which the device is not usable at all.
         self.precisions = ("fp32", "bf16", "fp16")
         version = TorchVersion(torch.__version__)
         if version < _FIRST_WITH_16_BITS:
@@ -111,9 +110,8 @@ class MpsMemory(DeviceMemory):
     is_shared = True
     # The limit of the allocator is above the memory of most Macs.
     swaps = True
-    # Messages about the limit of the allocator, and about a single tensor above the largest buffer
-    # of Metal (pytorch#141909). Both are plain RuntimeErrors (huggingface/accelerate#4226). The
-    # last message comes from Metal.
+    # The limit of the allocator, a tensor above the largest buffer of Metal (pytorch#141909), and
+    # Metal itself; all are plain RuntimeErrors (huggingface/accelerate#4226).
     out_of_memory_texts = (
         "MPS backend out of memory",
         "Invalid buffer size: ",
@@ -162,8 +160,8 @@ class MpsMemory(DeviceMemory):
         recommended_bytes = torch.mps.recommended_max_memory()
         free_bytes = host.process_bytes(os.getpid()) + host.available_bytes()
         # A ratio of 0 means without limit.
-        allowed_bytes = int(recommended_bytes * (high_ratio() or 1))
-        budget_bytes = min(recommended_bytes, free_bytes, allowed_bytes)
+        allowed_bytes = int(recommended_bytes * min(1, high_ratio() or 1))
+        budget_bytes = min(free_bytes, allowed_bytes)
         return budget_bytes if limit_bytes is None else min(budget_bytes, limit_bytes)
 
     def set_memory_limit(self, budget_bytes: int) -> None:

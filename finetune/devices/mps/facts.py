@@ -90,13 +90,11 @@ def known_faults(*, torch_version: str, macos: str, chip: int | None) -> Iterato
 
     text = (resources.files("finetune.devices.mps") / "known_faults.yaml").read_text("utf-8")
     for row in sorted(yaml.safe_load(text), key=lambda row: "avoided" in row):
-        versions = ((row.get("torch", ""), torch_version), (row.get("macos", ""), macos))
         has_versions = all(
-            SpecifierSet(affected).contains(version, prereleases=True)
-            for affected, version in versions
+            SpecifierSet(row.get(name, "")).contains(version, prereleases=True)
+            for name, version in (("torch", torch_version), ("macos", macos))
         )
-        chips = row.get("chips")
-        if not has_versions or (chips and chip is not None and chip not in chips):
+        if not has_versions or chip not in (None, *row.get("chips", [chip])):
             continue
         effect, link = row["effect"], row["link"]
         if "avoided" in row:
