@@ -91,8 +91,7 @@ class FrozenLayers:
     @cached_property
     def key(self) -> str:
         """A hash of everything that features depend on, except the inputs."""
-        parameters = self.model.named_parameters()
-        frozen = [item for item in parameters if not item[1].requires_grad]
+        frozen = [item for item in self.model.named_parameters() if not item[1].requires_grad]
         config = self.model.config.to_dict() | dict.fromkeys(_UNRELATED, 0)
         ingredients = [
             f"split at {self.split_at}",
@@ -116,15 +115,12 @@ def split_frozen(
 ) -> FrozenLayers | None:
     """Split a model on the CPU below its trainable layers; None if no split is exact."""
     # Don't read values of tensors: memory is estimated with fake tensors, which have no values.
-    tokens = np.array([7, 6, 0, 0, 1, 1, 2, 3], np.int32)
-    offsets = np.concatenate([[0], np.cumsum(SAMPLE_LENGTHS)])
-    padding = {"input_ids": model.config.pad_token_id or 0}
-    texts = EncodedTexts({"input_ids": tokens}, offsets, padding, pads_left, 0)
+    tokens = {"input_ids": np.array([7, 6, 0, 0, 1, 1, 2, 3], np.int32)}
+    offsets, padding = np.cumsum([0, *SAMPLE_LENGTHS]), model.config.pad_token_id or 0
+    texts = EncodedTexts(tokens, offsets, {"input_ids": padding}, pads_left, 0)
     inputs_of = inputs_of_texts(texts, takes_4d_mask=takes_4d_mask).inputs_of
-    inputs, padded_inputs = (
-        inputs_of(np.arange(len(SAMPLE_LENGTHS)), max(SAMPLE_LENGTHS) + more)
-        for more in (0, MORE_PADDING)
-    )
+    rows, longest = np.arange(len(SAMPLE_LENGTHS)), max(SAMPLE_LENGTHS)
+    inputs, padded_inputs = (inputs_of(rows, longest + more) for more in (0, MORE_PADDING))
     model.train(False)
     try:
         calls = record_calls(model, inputs)
@@ -157,22 +153,15 @@ def _stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 def _possible_splits(calls: Mapping[str, Call], layers: set[nn.Module]) -> dict[str, torch.Tensor]:
     """Return the features at possible split points of a model, the topmost first."""
-    features = {
-        name: call.features
-        for name, call in calls.items()
-        if call.features is not None
-        and len(call.features) == len(SAMPLE_LENGTHS)
-        and list(call.module.parameters())
-    }
-    trained = []
-    for name in features:
-        module = calls[name].module
-        trains = [parameter.requires_grad for parameter in module.parameters()]
+    trained: dict[str, torch.Tensor] = {}
+    for name, call in calls.items():
+        trains = [parameter.requires_grad for parameter in call.module.parameters()]
         # In a layer with adapters, only the adapters train.
-        if all(trains) or (any(trains) and module in layers):
-            trained.append(name)
-    trained_on_vector = [name for name in trained if features[name].ndim == 2]
-    return {name: features[name] for name in (*trained_on_vector[:1], *trained[:1])}
+        is_trained = any(trains) and (all(trains) or call.module in layers)
+        if is_trained and call.features is not None and len(call.features) == len(SAMPLE_LENGTHS):
+            trained[name] = call.features
+    on_vector = [name for name, features in trained.items() if features.ndim == 2]
+    return {name: trained[name] for name in (*on_vector[:1], *list(trained)[:1])}
 
 
 def _make_trainable(model: nn.Module, calls: Mapping[str, Call], split_at: str) -> nn.Module:

@@ -105,12 +105,9 @@ class TextModel:
         Raise ModelUnsupportedError for token IDs or types that the model lacks.
         """
         types = getattr(self.model.config, "type_vocab_size", 0)  # 0: the model ignores them
-        limits = {
-            "input_ids": ("ID", self.vocabulary_size),
-            "token_type_ids": ("type", types or sys.maxsize),
-        }
+        limits = {"input_ids": self.vocabulary_size, "token_type_ids": types or sys.maxsize}
         for name, ids in encoded.columns.items():
-            kind, limit = limits[name]
+            kind, limit = "ID" if name == "input_ids" else "type", limits[name]
             highest = max(ids.max(initial=0), encoded.padding[name])
             if highest >= limit:
                 raise ModelUnsupportedError(
@@ -165,7 +162,12 @@ def load_model(
         message = f"{len(faults)} parameters of the encoder are not in the weights of {name}"
         emit(WarningMessage(f"{message} and start with random values: {faults[0]}"))
     if structure.output_layer.isdisjoint(not_loaded) and not has_own_outputs:
-        _reinitialize_output_layer(model, structure)
+        # It was trained on other classes.
+        for parameter in map(model.get_parameter, sorted(structure.output_layer)):
+            if parameter.ndim == 1:
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.normal_(parameter, std=getattr(config, "initializer_range", 0.02))
     structure = replace(structure, new=structure.head.intersection(not_loaded))
     text_model = TextModel(model, tokenizer, structure, task, source)
     if not strict:
@@ -231,16 +233,6 @@ def _build(
     for name, saved_shape, shape in info["mismatched_keys"]:
         faults[name] = f" has shape {list(saved_shape)} instead of {list(shape)}"
     return model, faults, info["unexpected_keys"]
-
-
-def _reinitialize_output_layer(model: PreTrainedModel, structure: Structure) -> None:
-    """Re-initialize an output layer that was trained on other classes."""
-    for name in sorted(structure.output_layer):
-        parameter = model.get_parameter(name)
-        if parameter.ndim == 1:
-            nn.init.zeros_(parameter)
-        else:
-            nn.init.normal_(parameter, std=getattr(model.config, "initializer_range", 0.02))
 
 
 def _check_weights(

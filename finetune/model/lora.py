@@ -48,12 +48,9 @@ def add_adapters(
     from peft import LoraConfig, inject_adapter_in_model
     from peft.tuners.lora import LoraLayer
 
-    hidden_size = model.config.hidden_size
-    if lora.rank > hidden_size:
-        raise ConfigurationError(
-            f"--lora-rank {lora.rank} is above the hidden size of the model, {hidden_size}",
-            remedy="lower it, such as to 8",
-        )
+    if lora.rank > model.config.hidden_size:
+        message = f"--lora-rank {lora.rank} is above the hidden size, {model.config.hidden_size}"
+        raise ConfigurationError(message, remedy="lower it, such as to 8")
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -80,11 +77,9 @@ def _find_targets(
 ) -> list[str]:
     """Return the names of the linear modules that get adapters."""
     weights = frozenset[str]().union(*layers_of(structure, mode=mode))
-    linear = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and f"{name}.weight" in weights
-    ]
+    modules = model.named_modules()
+    linear = [name for name, module in modules if isinstance(module, nn.Linear)]
+    linear = [name for name in linear if f"{name}.weight" in weights]
     if not linear:
         raise ModelUnsupportedError(
             f"the layers of {type(model).__name__} have no linear modules for adapters",
@@ -116,11 +111,11 @@ class Adapter:
     @classmethod
     def of(cls, model: nn.Module, structure: Structure) -> "Adapter":
         """Return the adapter of a model in training."""
-        parameters = {
-            name: {parameter for parameter, _ in module.named_parameters(prefix=name)}
-            for name, module in model.named_modules()
-        }
-        head = [name for name, inside in parameters.items() if inside and inside <= structure.head]
+        head = []
+        for name, module in model.named_modules():
+            inside = {parameter for parameter, _ in module.named_parameters(prefix=name)}
+            if inside and inside <= structure.head:
+                head.append(name)
         highest = [name for name in head if name.rpartition(".")[0] not in head]
         peft_config: Any = model.peft_config
         config = replace(

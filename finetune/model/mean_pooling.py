@@ -86,8 +86,7 @@ def pool_shape_by_mean(shape: PreTrainedConfig) -> bool:
 def mean_pooling_unsupported_error(model: PreTrainedModel) -> ModelUnsupportedError:
     """Return the error for a model that ``pool_by_mean`` can't change."""
     return ModelUnsupportedError(
-        f"--pooling mean can't be used with {type(model).__name__}, because it "
-        "needs an additional encoder layer, as BERT has",
+        f"--pooling mean can't be used with {type(model).__name__}: it needs layers as in BERT",
         remedy="drop --pooling mean, or choose another model",
     )
 
@@ -111,17 +110,16 @@ def _make_mean_layer(model: PreTrainedModel) -> nn.Module | None:
     # Share the config of the model, which selects the attention implementation.
     layer = copy.deepcopy(layers[-1], {id(model.config): model.config})
     layer.to_empty(device="cpu").requires_grad_(False).train(False)
+    size = 0
     for name, module in layer.named_modules():
         if isinstance(module, nn.Linear) and name in _FACTORS:
             module.weight.zero_().fill_diagonal_(_FACTORS[name])
             nn.init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm):
             module.reset_parameters()
+            [size] = module.normalized_shape
         elif list(module.parameters(recurse=False)):
             return None
-    [size] = next(
-        module for module in layer.modules() if isinstance(module, nn.LayerNorm)
-    ).normalized_shape
     features = torch.arange(10.0 * size).sin().view(2, 5, size)
     with suppress(*REJECTIONS):
         first_token = _compute_first_token(layer, features)
@@ -154,25 +152,22 @@ def _compute_first_token(
 
 def pass_through_head(model: PreTrainedModel, structure: Structure) -> bool:
     """Make the head linear up to the output layer; False if that is impossible."""
+    below = structure.head - structure.output_layer
     modules = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-        and f"{name}.weight" in structure.head - structure.output_layer
+        if isinstance(module, nn.Linear) and f"{name}.weight" in below
     }
     if not modules:
         return True
-    if not all(
-        module.bias is not None and module.in_features == module.out_features
-        for module in modules.values()
-    ):
-        return False
+    for module in modules.values():
+        if module.bias is None or module.in_features != module.out_features:
+            return False
     saved = {name: copy.deepcopy(module.state_dict()) for name, module in modules.items()}
     for factor, shift in ((TANH_SCALE, 0.0), (1.0, SHIFT)):
-        with torch.no_grad():
-            for module in modules.values():
-                module.weight.zero_().fill_diagonal_(factor)
-                module.bias.fill_(shift)
+        for module in modules.values():
+            nn.init.eye_(module.weight).data.mul_(factor)
+            nn.init.constant_(module.bias, shift)
         if _passes_through(model, structure, first=next(iter(modules))):
             return True
     for name, module in modules.items():

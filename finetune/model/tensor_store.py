@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ class TensorStore:
         """Return the mapped float32 vectors of a file, or None if it is missing or damaged."""
         file = self._file(key)
         with suppress(OSError):
-            if file.stat().st_size == _bytes_of(shape):
+            if file.stat().st_size == _FLOAT_BYTES * prod(shape):
                 with suppress(OSError):  # a store that can only be read
                     os.utime(file)
                 return map_vectors(file, shape)
@@ -49,7 +50,7 @@ class TensorStore:
 
     def create(self, key: str, shape: tuple[int, int]) -> Path:
         """Return a temporary file for ``write_vectors``. OSError if the disk is full."""
-        size_bytes = total_bytes = _bytes_of(shape)
+        size_bytes = total_bytes = _FLOAT_BYTES * prod(shape)
         self.folder.mkdir(parents=True, exist_ok=True)
         for file in self.files():
             with suppress(FileNotFoundError):  # another process may be deleting it
@@ -80,15 +81,11 @@ class TensorStore:
         return self.folder / f"{key}.features"
 
 
-def _bytes_of(shape: tuple[int, int]) -> int:
-    return _FLOAT_BYTES * shape[0] * shape[1]
-
-
 def write_vectors(file: Path, pieces: "Iterable[tuple[int, torch.Tensor]]") -> None:
     """Write float32 tensors [vectors, hidden], each with the number of its first vector."""
     with file.open("r+b") as opened:
         for first, vectors in pieces:
-            opened.seek(_bytes_of((first, vectors.shape[1])))
+            opened.seek(_FLOAT_BYTES * first * vectors.shape[1])
             opened.write(vectors.contiguous().numpy().data)
 
 

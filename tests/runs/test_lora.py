@@ -64,7 +64,7 @@ def test_adapter_takes_the_place_of_a_model_that_is_not_merged(
     ("options", "words"),
     [
         (["--lora-rank", "0"], "--lora-rank is 0"),
-        (["--lora-rank", "33"], "hidden size of the model, 32"),
+        (["--lora-rank", "33"], "above the hidden size, 32"),
         (["--lora-rank", "8", "--lora-targets", "nothing"], "attention.self.query"),
         (["--lora-rank", "8", "--train-layers", "4"], "the model has 3 layers"),
         (["--lora-rank", "8", "--freeze-core"], "can't be combined"),
