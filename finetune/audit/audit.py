@@ -28,8 +28,8 @@ from finetune.data.stream import read_texts
 from finetune.errors import DataError
 from finetune.events import WarningMessage, emit, stage
 from finetune.runs.linear_head import prepare_head, read_frozen_features
-from finetune.runs.several import OutOfFold, read_out_of_fold
-from finetune.tasks.base import Labels, Logits, Task
+from finetune.runs.several import read_out_of_fold
+from finetune.tasks.base import Labels, Logits, Outputs, Task
 from finetune.tasks.metrics import MULTI, SINGLE
 from finetune.tasks.regression import Regression
 from finetune.training.linear_head import (
@@ -170,7 +170,7 @@ def audit(
         with stage("heads"):
             logits = predict_out_of_fold(features, groups, folds=folds)
             if out_of_fold is not None and len(table.rows) == table.total:
-                logits = mix_logits(logits, read_out_of_fold(out_of_fold), table.task)
+                logits = mix_logits(logits, *read_out_of_fold(out_of_fold), table.task)
         with stage("curve"):
             curve = measure_curve(table.task, features, groups)
         result = replace(result, curve=curve, suspects=_list_suspects(table, features, logits))
@@ -298,13 +298,15 @@ def predict_out_of_fold(
     return np.asarray(total / seeds, np.float32)
 
 
-def mix_logits(logits: Logits, run: OutOfFold, task: Task) -> NDArray[np.float32]:
+def mix_logits(
+    logits: Logits, run_task: Task, rows: NDArray[np.int64], outputs: Outputs, task: Task
+) -> NDArray[np.float32]:
     """Average logits with the logits of a cross-validation, for the rows that it includes."""
-    mixed, probabilities = logits.copy(), run.outputs.probabilities
-    if probabilities is not None and [*run.task.class_names] == [*task.class_names]:
+    mixed, probabilities = logits.copy(), outputs.probabilities
+    if probabilities is not None and [*run_task.class_names] == [*task.class_names]:
         clipped = np.clip(probabilities, LOWEST_PROBABILITY, 1 - LOWEST_PROBABILITY)
         run_logits = np.log(clipped) - (np.log1p(-clipped) if task.problem_type == MULTI else 0)
-        mixed[run.rows] = (logits[run.rows] + run_logits) / 2
+        mixed[rows] = (logits[rows] + run_logits) / 2
     return mixed
 
 

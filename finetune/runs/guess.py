@@ -44,7 +44,6 @@ class Guesses:
 
     table: "LoadedData"
     values: Mapping[str, Any]
-    suggested_max_length: int
     longer_fraction: float
 
 
@@ -80,7 +79,7 @@ def guess(options: DataConfig, *, model: str | None) -> Guesses:
         "model": model,
         "max_length": max(suggested, ModelConfig.max_length),
     }
-    return Guesses(table, values, suggested, longer)
+    return Guesses(table, values, longer)
 
 
 def guess_options(loaded: "LoadedConfig") -> "LoadedConfig":

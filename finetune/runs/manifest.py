@@ -72,17 +72,12 @@ class Manifest:
     @classmethod
     def of_data(cls, data: "LoadedData") -> "Manifest":
         """Return the part of a manifest about the data, for the current data."""
-        files = {
-            str(Path(source.name).resolve()): source.sha256
+        sources = {
+            str(Path(source.name).resolve()) if source.sha256 else source.name: version
             for source in data.sources
-            if source.sha256
+            if (version := source.sha256 or source.commit)
         }
-        commits = {
-            source.name: source.commit
-            for source in data.sources
-            if source.commit and not source.sha256
-        }
-        return cls(files | commits, digest_splits(data.splits, data.task), model={})
+        return cls(sources, digest_splits(data.splits, data.task), model={})
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Manifest":

@@ -15,10 +15,10 @@ from finetune.errors import BatchDoesNotFitError, ConfigurationError, DataError,
 from finetune.evaluation.statistics import Interval, bootstrap, mean_interval, percentile_interval
 from finetune.events import Info, emit, sent_to
 from finetune.files import write_json, write_jsonl, write_text_atomically
-from finetune.runs.folder import RunFolder, SeveralFolder
+from finetune.runs.folder import RUN_KINDS, RunFolder, SeveralFolder
 from finetune.runs.request import RunRequest, find_changes
 from finetune.runs.results import SCHEMA_VERSION, RunResults, best_of, read_results
-from finetune.tasks.base import Labels, Outputs, Task
+from finetune.tasks.base import Outputs, Task
 from finetune.tasks.metrics import METRICS, choose_metric
 from finetune.tasks.scores import Scores
 from finetune.tasks.tables import RunResultMixin, format_value
@@ -90,8 +90,9 @@ class SeveralResults(RunResultMixin):
     def _with_all_rows(self, rows: Rows) -> "SeveralResults":
         """Return the results with scores of the predictions of all folds."""
         task = next(iter(self.runs.values())).task
-        predictions = OutOfFold.of_rows(task, rows)
-        scores = task.score_outputs(predictions.outputs, predictions.losses, predictions.labels)
+        labels = task.from_json([row["label"] for row in rows])
+        losses = np.array([row["loss"] for row in rows])
+        scores = task.score_outputs(_outputs_of(task, rows), losses, labels)
         drawn = bootstrap(task.weighted_metrics(rows), rows=len(rows))
         intervals = {
             name: percentile_interval(scores.metrics[name], values)
@@ -149,7 +150,10 @@ class SeveralResults(RunResultMixin):
         """Return the content of ``seeds.json``, ``folds.json`` or ``sweep.json``."""
 
         def name_of(number: int) -> str:
-            return SeveralFolder(Path(self.output_dir), self.kind).run_name(number)
+            return f"{RUN_KINDS[self.kind]}-{number}"
+
+        def metrics_of(run: RunResults) -> dict[str, Any]:
+            return {"eval": run.validation and run.validation.metrics, "test": run.test.metrics}
 
         content = {
             "schema_version": SCHEMA_VERSION,
@@ -172,14 +176,7 @@ class SeveralResults(RunResultMixin):
             content["spread"] = self.spread
         else:
             content["test"] = _as_json(self.test)
-        validations = {number: run.validation for number, run in self.runs.items()}
-        content["runs"] = {
-            name_of(number): {
-                "eval": scores and scores.metrics,
-                "test": self.runs[number].test.metrics,
-            }
-            for number, scores in validations.items()
-        }
+        content["runs"] = {name_of(number): metrics_of(run) for number, run in self.runs.items()}
         return content
 
 
@@ -328,44 +325,28 @@ def _read_failures(folder: SeveralFolder, request: RunRequest) -> dict[int, str]
     return {number: failure for number, failure in failures.items() if failure}
 
 
-@dataclass(frozen=True)
-class OutOfFold:
-    """Predictions of all rows, each by a model that did not see it, in the order of the table.
+def _outputs_of(task: Task, rows: Rows) -> Outputs:
+    """Return the predictions in rows of ``predictions.jsonl``."""
+    probabilities: NDArray[np.float32] | None = None
+    if task.class_names:
+        by_class = [row["probabilities"] for row in rows]
+        values = [[row.get(name, 0.0) for name in task.class_names] for row in by_class]
+        probabilities = np.array(values, np.float32)
+    return Outputs(task.from_json([row["predicted"] for row in rows]), probabilities)
 
-    ``rows`` numbers the rows from 0: the rows of the table, then the rows of a validation file.
-    ``losses`` is float64 [rows]. The task determines the types of labels and outputs.
+
+def read_out_of_fold(path: Path) -> tuple[Task, NDArray[np.int64], Outputs]:
+    """Return the task of a finished cross-validation, the numbers of its rows, and predictions.
+
+    The rows of the table are numbered from 0, then the rows of a validation file.
     """
-
-    task: Task
-    rows: NDArray[np.int64]
-    labels: Labels
-    outputs: Outputs
-    losses: NDArray[np.float64]
-
-    @classmethod
-    def of_rows(cls, task: Task, rows: Rows) -> "OutOfFold":
-        """Return the contents of rows of ``predictions.jsonl``."""
-        probabilities: NDArray[np.float32] | None = None
-        if task.class_names:
-            by_class = [row["probabilities"] for row in rows]
-            values = [[row.get(name, 0.0) for name in task.class_names] for row in by_class]
-            probabilities = np.array(values, np.float32)
-        names = ("label", "predicted")
-        labels, predicted = (task.from_json([row[name] for row in rows]) for name in names)
-        return cls(
-            task,
-            np.array([row["row"] for row in rows]),
-            labels,
-            Outputs(predicted, probabilities),
-            np.array([row["loss"] for row in rows]),
-        )
-
-
-def read_out_of_fold(path: Path) -> OutOfFold:
-    """Return the predictions of a finished cross-validation, or raise ``NotARunError``."""
     folder = SeveralFolder(path, "folds")
     task = folder.run(folder.numbers[0]).read_task()
-    return folder.read(folder.predictions_file, lambda rows: OutOfFold.of_rows(task, rows))
+
+    def parse(rows: Rows) -> tuple[Task, NDArray[np.int64], Outputs]:
+        return task, np.array([row["row"] for row in rows]), _outputs_of(task, rows)
+
+    return folder.read(folder.predictions_file, parse)
 
 
 def read_rows(folder: SeveralFolder, folds: Sequence[int]) -> Rows:

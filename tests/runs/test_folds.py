@@ -94,8 +94,8 @@ def test_several_labels_and_numbers_of_pairs_are_cross_validated(
     (tmp_path / "table.csv").write_text("\n".join(["text,text_pair,label", *lines]))
     data = {"data": str(tmp_path / "table.csv"), "task": task}
     results = run_folds(tmp_path / "folds", model=tiny_folder, folds=2, **data)
-    found = read_out_of_fold(tmp_path / "folds")
-    assert (found.outputs.probabilities is None) == (task == "regression")
+    _, _, outputs = read_out_of_fold(tmp_path / "folds")
+    assert (outputs.probabilities is None) == (task == "regression")
     assert results.scores
     assert results.scores.samples == 12
     assert read_jsonl(tmp_path / "folds" / "predictions.jsonl")[3]["text_pair"] == "other 3"
