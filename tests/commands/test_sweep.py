@@ -113,7 +113,6 @@ def test_trials_are_a_grid_or_drawn_in_the_ranges_the_same_every_time(tmp_path: 
         ("", "has no options"),
         ("learning_rat: [1]", "there is no option learning_rat"),
         ("data:\n  test_fraction: [0.1]", "test_fraction can't differ between the trials"),
-        ("learning_rate: 1e-3", "neither a list nor low and high"),
         ("learning_rate: {low: 2, high: 1}", "neither a list nor low and high"),
         ("learning_rate: [fast]", "learning_rate is 'fast'"),
         ("train_layers: [1]\nfreeze_core: [true]", "can't be combined"),

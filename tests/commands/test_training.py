@@ -87,23 +87,10 @@ def test_auto_adds_a_seed_to_the_finished_ones_of_the_default_name(
     shutil.copytree(parent, folder)
     results = run_seeds(None, model=tiny_folder, seeds=3, resume_from_checkpoint="auto")
     assert [*results.runs] == [42, 43, 44]
-    assert sorted(one.name for one in folder.iterdir()) == [
-        "manifest.json",
-        "seed-42",
-        "seed-43",
-        "seed-44",
-        "seeds.json",
-    ]
+    names = {"manifest.json", "seed-42", "seed-43", "seed-44", "seeds.json"}
+    assert {path.name for path in folder.iterdir()} == names
     assert have_same_bits(weights_of(folder / "seed-42"), weights_of(parent / "seed-42"))
     assert [one.name for one in folder.parent.iterdir()] == [folder.name]
-
-
-def test_seeds_whose_first_run_was_deleted_begin_with_it_again(
-    parent: Path, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(parent, tmp_path / "seeds")
-    shutil.rmtree(folder / "seed-42")
-    assert SeveralFolder(folder, "seeds").read_config().training.seed == 42
 
 
 @pytest.mark.parametrize(
@@ -114,22 +101,13 @@ def test_seeds_whose_first_run_was_deleted_begin_with_it_again(
         ("single", {}, "already contains a single run"),
         ("single", {"overwrite": True}, "already contains a single run"),
         ("single", {"resume_from_checkpoint": "single"}, "has no runs of several seeds"),
-        (
-            "new",
-            {"seeds": None, "resume_from_checkpoint": "parent"},
-            "contains runs of several seeds",
-        ),
+        ("new", {"seeds": None, "resume_from_checkpoint": "parent"}, "contains runs of several"),
     ],
 )
 def test_what_can_not_be_done_is_refused_and_nothing_changes(
-    folder: str,
-    options: dict[str, Any],
-    words: str,
-    parent: Path,
-    finished_run: Path,
-    tiny_folder: Path,
-    tmp_path: Path,
-) -> None:
+    folder: str, options: dict[str, Any], words: str, parent: Path, finished_run: Path,
+    tiny_folder: Path, tmp_path: Path,
+) -> None:  # fmt: skip
     folders = {"new": tmp_path / "new", "parent": parent, "single": finished_run}
     if source := options.get("resume_from_checkpoint"):
         options = options | {"resume_from_checkpoint": str(folders[source])}

@@ -1,5 +1,6 @@
 """The folder of a run whose device computes wrong results."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,18 @@ from typing import Any
 import pytest
 import torch
 from planted_faults import ZeroRows, plant
-from prepared_runs import begin_run, prepare_tiny, train_prepared
+from prepared_runs import begin_run, prepare_tiny, train_prepared, was_emitted
 from tiny_training import OtherDevice
 
-from finetune.errors import FinetuneError
-from finetune.events import Event, Step, sent_to
+from finetune.errors import ConfigurationError, FinetuneError
+from finetune.events import Event, Step, WarningMessage, sent_to
+from finetune.files import read_json, write_json
 from finetune.model.features import FrozenLayers
+from finetune.runs import trained
+from finetune.runs.folder import RunFolder
 from finetune.runs.prepare import RunInputs
+from finetune.runs.trained import TrainedModel
+from finetune.training import precision as precision_module
 
 
 def prepare_on_other(model: Path, **options: Any) -> RunInputs:
@@ -59,3 +65,35 @@ def test_features_that_a_device_has_computed_wrongly_are_found_before_training(
     options["cache_dir"] = str(tmp_path / "other")
     with pytest.raises(FinetuneError, match="features of the frozen layers"):
         train_prepared(prepare_on_other(tiny_folder, **options), tmp_path / "wrong")
+
+
+def copy_with_precision(run: Path, folder: Path, precision: str) -> Path:
+    shutil.copytree(run, folder)
+    file = folder / "model" / "inference.json"
+    write_json(file, read_json(file) | {"precision": precision})
+    return folder
+
+
+@pytest.mark.parametrize("passed", [False, True])
+def test_a_device_with_silent_faults_computes_in_16_bits_only_after_its_parity_check(
+    passed: bool, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision_module, "has_parity", lambda *_, **__: passed)
+    monkeypatch.setattr(trained, "select_device", lambda *_, **__: OtherDevice())
+    run = RunFolder(copy_with_precision(finished_run, tmp_path / "run", "bf16"))
+    model = TrainedModel.load(run, device="auto")
+    assert model.predictor.precision == ("bf16" if passed else "fp32")
+
+
+def test_bf16_on_a_cpu_without_instructions_is_refused(
+    finished_run: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision_module.host, "bf16_instructions", lambda: "")
+    with pytest.raises(ConfigurationError, match="bf16 is slow here"):
+        prepare_tiny(tiny_folder, precision="bf16")
+    prepare_tiny(tiny_folder, precision="bf16", check_device=False)
+    run = RunFolder(copy_with_precision(finished_run, tmp_path / "run", "bf16"))
+    emitted: list[Event] = []
+    with sent_to(emitted.append):
+        TrainedModel.load(run, device="cpu")
+    assert was_emitted(emitted, WarningMessage, "using fp32 instead of bf16")

@@ -3,23 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
-from tiny_runs import TEXTS, logged_metrics, run_tiny, unfinished_files
+from tiny_runs import TEXTS, run_tiny, unfinished_files
 
 import finetune
-from finetune.files import read_json
-
-
-@pytest.fixture(scope="module")
-def overfitted_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """A run whose validation loss is lowest before its end."""
-    folder = tmp_path_factory.mktemp("runs") / "overfitted"
-    run_tiny(
-        folder, model=tiny_folder, metric_for_best_model="loss", learning_rate=5e-3,
-        head_lr_multiplier=1, num_train_epochs=4, max_train_samples=32,
-    )  # fmt: skip
-    return folder
+from finetune.evaluation.statistics import measure_reliability
+from finetune.files import read_json, read_jsonl
+from finetune.runs.folder import RunFolder
+from finetune.runs.results import read_results
 
 
 def test_a_run_leaves_all_that_it_should_and_nothing_else(finished_run: Path) -> None:
@@ -69,11 +62,29 @@ def test_a_pipeline_that_truncates_reads_as_much_of_a_long_text(
     assert read_json(tmp_path / "third" / "model" / "inference.json")["max_length"] == 64
 
 
-def test_the_best_model_by_validation_is_the_one_that_is_kept(overfitted_run: Path) -> None:
-    rows = logged_metrics(overfitted_run)
-    validations = [row for row in rows if row["kind"] == "validation"]
-    best = min(validations, key=lambda row: row["eval_loss"])
-    assert best is not validations[-1]  # otherwise this test would show nothing
-    results = read_json(overfitted_run / "all_results.json")
-    assert results["eval_loss"] == best["eval_loss"]
-    assert results["best_global_step"] == best["step"]
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> tuple[Path, Path]:
+    """Two runs that differ only in calibration."""
+    parent = tmp_path_factory.mktemp("runs")
+    options: dict[str, Any] = {"model": tiny_folder, "validation_fraction": 0.3}
+    run_tiny(parent / "calibrated", **options)
+    run_tiny(parent / "plain", calibrate=False, **options)
+    return parent / "calibrated", parent / "plain"
+
+
+def test_the_predictions_are_those_of_the_run_without(runs: tuple[Path, Path]) -> None:
+    calibrated, plain = (read_jsonl(run / "predictions.jsonl") for run in runs)
+    assert [row["predicted"] for row in calibrated] == [row["predicted"] for row in plain]
+    assert [row["probability"] for row in calibrated] != [row["probability"] for row in plain]
+    results, others = (read_results(RunFolder(run)) for run in runs)
+    assert others.calibration is None
+    assert results.calibration is not None
+    assert results.test.accuracy == others.test.accuracy
+    probabilities = [row["probability"] for row in plain]
+    before = measure_reliability(
+        np.array(probabilities), np.array([row["predicted"] == row["label"] for row in plain])
+    )
+    assert results.calibration.before.ece == pytest.approx(before.ece, rel=1e-4)
+    assert results.validation
+    assert others.validation
+    assert results.validation.metrics["loss"] < others.validation.metrics["loss"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from safetensors import SafetensorError
-from tiny_runs import have_same_bits, logged_metrics, run_tiny, weights_of
+from tiny_runs import have_same_bits, run_tiny, weights_of
 from transformers import PreTrainedModel
 
 import finetune
@@ -41,22 +41,6 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Pa
     run = tmp_path_factory.mktemp("runs") / "whole"
     run_tiny(run, model=tiny_folder, **EVERY_THIRD)
     return run
-
-
-@pytest.mark.parametrize(
-    ("at_step", "kept"), [pytest.param(4, [3], marks=pytest.mark.slow), (8, [3, 6])]
-)
-def test_a_checkpoint_within_an_epoch_resumes_bit_for_bit(
-    at_step: int, kept: list[int], whole_run: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    with pytest.raises(PowerCutError):
-        run_tiny(run, model=tiny_folder, emit=cut_power(at_step=at_step), **EVERY_THIRD)
-    steps = sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
-    assert steps == kept
-    finetune.run(resume_from_checkpoint=run)
-    assert have_same_bits(weights_of(run), weights_of(whole_run))
-    assert logged_metrics(run) == logged_metrics(whole_run)
 
 
 FULL = os.strerror(errno.ENOSPC)

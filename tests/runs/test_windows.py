@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prepared_runs import finish_run, prepare_tiny, train_tiny
+from prepared_runs import prepare_tiny
 from tiny_runs import TEXTS, run_tiny
-from tiny_training import give_few_shapes
 
 import finetune
 from finetune.errors import ConfigurationError
@@ -53,31 +52,6 @@ def test_evaluate_predict_and_the_cards_code_agree_with_the_run(run: Path) -> No
     probability, number = names["logits"].softmax(-1).max(-1)
     assert names["model"].config.id2label[number.item()] == answer.label
     assert answer.probability == pytest.approx(probability.item(), abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("mode", "has_few_shapes"),
-    [
-        ({"train_layers": 1}, False),
-        pytest.param({"freeze_core": True}, True, marks=pytest.mark.slow),
-        pytest.param({"train_layers": 1}, True, marks=pytest.mark.slow),
-    ],
-)
-def test_stored_features_of_windows_give_the_same_model(
-    mode: dict[str, Any], has_few_shapes: bool, tiny_folder: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    if has_few_shapes:
-        give_few_shapes(monkeypatch)
-    options = {**WINDOWS, **mode}
-    options |= {"model": tiny_folder, "cache_dir": str(tmp_path / "cache")}
-    results = [
-        finish_run(train_tiny(tmp_path / str(is_stored), feature_cache=is_stored, **options))
-        for is_stored in (True, False)
-    ]
-
-    stored, computed = (one.test.loss for one in results)
-    assert stored == pytest.approx(computed, abs=1e-4)
 
 
 def test_pairs_and_strides_as_long_as_a_window_are_refused(tiny_folder: Path) -> None:
