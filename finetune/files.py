@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from finetune.errors import FinetuneError, UsageError
+from finetune.errors import UsageError
 
 PARTIAL_SUFFIX = ".partial"
 # Marks cache files that this package wrote. Only marked files are deleted.
@@ -45,10 +45,6 @@ def is_there(path: Path | str) -> bool:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            return False
-        raise
     return True
 
 
@@ -107,12 +103,7 @@ def replacing(target: Path, *, last: str) -> Iterator[Path]:
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
     """Lock the folder of a file. The kernel releases the lock if this process dies."""
-    try:
-        descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise FinetuneError(
-            f"{file.parent} can't be written to", remedy="copy the run folder, and use the copy"
-        ) from error
+    descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -107,8 +107,8 @@ def evaluate(
         # A folder can have the same name as a split.
         name = f"./{name}" if name in SPLITS else "the table" if is_waiting(name) else name
     with computing(compute_metrics):
-        found = evaluate_rows(folder, rows, name, device=device, metric=evaluate_metric)
-    return Evaluation(name, *found)
+        measured = evaluate_rows(folder, rows, name, device=device, metric=evaluate_metric)
+    return Evaluation(name, *measured)
 
 
 @click.command(epilog=EXAMPLES)

@@ -67,17 +67,17 @@ def find_batch(
     folder = None if output_dir is None else OwnFolder(Path(output_dir).expanduser(), "find-batch")
     if folder:
         folder.check()
-    found = FoundBatches(())
+    batches = FoundBatches(())
     for result in _find(loaded, mac, limit=limit, is_fresh=fresh):
-        found = FoundBatches((*found.results, result))
-        if folder and any(each.largest for each in found.results):
-            folder.write_all({"find-batch.json": found.to_json()})
-    if not mac and not any(result.largest for result in found.results):
+        batches = FoundBatches((*batches.results, result))
+        if folder and any(each.largest for each in batches.results):
+            folder.write_all({"find-batch.json": batches.to_json()})
+    if not mac and not any(result.largest for result in batches.results):
         raise BatchDoesNotFitError(
             "not even a batch of one example fits in memory",
             remedy="lower --max-length, choose a smaller --model, or raise --memory",
         )
-    return found
+    return batches
 
 
 def _find(
@@ -99,7 +99,7 @@ def _find(
     tokens, rows, task, outputs = _measure_data(config, measures="max_length" not in loaded.sources)
     shape = load_shape(model.model, revision=model.revision)
     architecture = architecture_of(shape.to_dict())
-    batches, precisions = (cache_folder(config.cache, name) for name in ("batches", "precision"))
+    sizes, precisions = (cache_folder(config.cache, name) for name in ("batches", "precision"))
     if mac:
         mac = replace(mac, limit_bytes=memory_limit_bytes(config.search))
         devices: list[Device] = [MpsDevice(chip=mac.chip)]
@@ -133,7 +133,7 @@ def _find(
                 device=device,
                 options=config.search,
                 limit=limit or rows,
-                cache=batches,
+                cache=sizes,
                 is_fresh=is_fresh,
             )
             if mac:
@@ -199,7 +199,9 @@ def command(*, display: flags.Display, **options: Any) -> None:
     """
     folder = options["output_dir"]
     display.run(
-        find_batch, lambda found: show_batches(found, folder=folder), **flags.without_none(options)
+        find_batch,
+        lambda batches: show_batches(batches, folder=folder),
+        **flags.without_none(options),
     )
 
 
