@@ -114,12 +114,6 @@ def even_rows(count: int = 10) -> list[tuple[str, str]]:
     return [(f"text {number}", "ab"[number % 2]) for number in range(2 * count)]
 
 
-def test_cut_texts_suggest_a_length() -> None:
-    splits = splits_of(train=even_rows())
-    assert remedies(splits, max_length=16, longest=20) == ["use --max-length 24"]
-    assert remedies(splits, max_length=24, longest=20) == []
-
-
 @pytest.mark.parametrize(
     ("train", "test", "remedy"),
     [

@@ -1,14 +1,21 @@
-"""The columns of texts and labels, set or guessed."""
+"""The columns of texts and labels, set or guessed: the correct ones, or the options to choose from.
 
+A line of layouts.txt has names and kinds of columns, and the text, second text and label.
+"""
+
+import hashlib
+import random
+import uuid
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pytest
 
 from finetune.config.schema import DataConfig
-from finetune.data import columns as columns_module
-from finetune.data.columns import Columns, choose_columns, read_texts
-from finetune.errors import DataNotFoundError, UsageError
+from finetune.data.columns import OPTIONS, Columns, choose_columns, read_texts
+from finetune.errors import DataError, DataNotFoundError, UsageError
 
 TEXTS = ["The film was long.", "A joy to watch!", "Never again.", "Fine for children."]
 MOODS = ["bad", "good", "bad", "good"]
@@ -37,56 +44,6 @@ def test_the_only_column_of_a_file_to_predict_has_the_texts() -> None:
         table, options = pyarrow.table({"said": texts}), DataConfig("films.csv")
         found = choose_columns(table, options, table="films.csv", wanted=("text_column",))
         assert names_in(found) == ("said",)
-
-
-def test_numbers_are_labels_where_nothing_else_is_or_a_number_is_asked_for() -> None:
-    prices = ["12.31", "7.90", "120.05", "14.00"]
-    assert choose("said", "price", columns=[TEXTS, prices]) == ("said", "price")
-    with pytest.raises(DataNotFoundError, match="looks like labels"):
-        choose("said", "nr", columns=[TEXTS, IDS])
-    table = pyarrow.table({"said": TEXTS, "mood": MOODS, "price": prices})
-    options = DataConfig("films.csv", task="regression")
-    assert names_in(choose_columns(table, options, table="films.csv")) == ("said", "price")
-
-
-def test_of_a_large_table_rows_from_all_over_it_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns_module, "MAX_BYTES", 5_000)
-    texts = [f"{row} films were long" for row in range(400)]
-    moods = ["bad"] * 200 + ["good"] * 200
-    chosen = choice("a", "b", columns=[texts, moods])
-    assert (chosen["text_column"].name, chosen["label_column"].name) == ("a", "b")
-    assert "2 different values" in chosen["label_column"].reason
-
-
-def test_columns_that_are_named_are_taken_and_the_other_one_is_guessed() -> None:
-    columns = [TEXTS, [text[:9] for text in TEXTS], MOODS, MOODS]
-    names = ("text", "headline", "label", "mood")
-    assert choose(*names, columns=columns, text="headline", label="mood") == ("headline", "mood")
-    assert choose(*names, columns=columns, text="headline") == ("headline", "label")
-    assert choose(*names, columns=columns, label="mood") == ("text", "mood")
-
-
-@pytest.mark.parametrize(
-    ("names", "columns", "words"),
-    [(["number", "said"], [IDS, TEXTS], "--label-column"), (["said"], [TEXTS], "for labels")],
-)
-def test_no_column_to_guess_lists_those_there_are(
-    names: list[str], columns: list[list[str]], words: str
-) -> None:
-    with pytest.raises(DataNotFoundError, match=r"films\.csv") as raised:
-        choose(*names, columns=columns)
-    assert words in raised.value.remedy
-    assert "'said'" in raised.value.remedy
-
-
-def test_an_unknown_column_gets_a_guess_and_a_list() -> None:
-    with pytest.raises(DataNotFoundError, match="'Sentiments'") as raised:
-        choose("text", "sentiment", columns=[TEXTS, MOODS], label="Sentiments")
-    assert "did you mean 'sentiment'?" in raised.value.remedy
-    assert "'text'" in raised.value.remedy
-    with pytest.raises(DataNotFoundError) as raised:
-        choose("text", "sentiment", columns=[TEXTS, MOODS], text="xyz")
-    assert "did you mean" not in raised.value.remedy
 
 
 def test_a_second_text_is_named_and_the_first_guessed_or_named() -> None:
@@ -136,3 +93,94 @@ def test_what_is_open_names_the_options_to_choose_from() -> None:
         assert raised.value.message == expected
         several = f"or several with a class or a mark in each: --label-column {','.join(listed)}"
         assert raised.value.remedy == f"choose one with --label-column, {several}"
+
+
+LAYOUTS = Path(__file__).with_name("layouts.txt").read_text(encoding="utf-8").splitlines()
+LAYOUT_ROWS = 120
+RANDOM = random.Random(1)
+WORDS = (
+    *("the", "a", "film", "was", "long", "river", "city", "good", "bad", "never"),
+    *("again", "people", "said", "about", "market", "price", "team", "player", "court", "new"),
+    *("old", "when", "where", "year", "great", "small", "house", "music"),
+)
+
+
+def words(least: int, most: int) -> str:
+    return " ".join(RANDOM.choice(WORDS) for _ in range(RANDOM.randint(least, most)))
+
+
+def one_of(*values: str) -> Callable[[int], str]:
+    return lambda row: values[row * 7 % len(values)]
+
+
+KINDS: dict[str, Callable[[int], str]] = {
+    "text": lambda _: words(8, 30),
+    "short": lambda _: words(2, 6),
+    "title": lambda _: words(5, 9),
+    "body": lambda _: words(60, 150),
+    "note": lambda row: "" if row % 8 else words(5, 12),
+    "name": lambda _: f"{RANDOM.choice(['Ann', 'Bob'])} {RANDOM.choice(['Smith', 'Jones'])}",
+    "user": lambda _: words(1, 1) + words(1, 1),
+    "userd": lambda row: f"{words(1, 1)}_{row}",
+    "handle": lambda _: "@" + words(1, 1) + words(1, 1),
+    "tok": lambda _: words(1, 1),
+    "rep": lambda row: f"Premise {row // 3} is about {WORDS[row // 3 % len(WORDS)]} and more.",
+    "id": lambda row: str(1000 + row),
+    "uuid": lambda row: str(uuid.UUID(int=row * 3**70)),
+    "md5": lambda row: hashlib.md5(str(row).encode()).hexdigest(),
+    "md5w": lambda _: "".join(RANDOM.choice("abcdef") for _ in range(32)),
+    "url": lambda row: f"https://x.example/{row}/{words(4, 4).replace(' ', '-')}",
+    "path": lambda row: f"data/img/{row}.png",
+    "email": lambda row: f"{words(1, 1)}{row}@mail.example",
+    "date": lambda row: f"2021-0{1 + row % 9}-1{row % 10}",
+    "ts": lambda row: f"2021-0{1 + row % 9}-1{row % 10} 10:{row % 60:02}:00",
+    "rfc": lambda row: f"Mon Nov {1 + row % 28:02} 10:{row % 60:02}:00 +0000 2020",
+    "cat2": lambda row: "spam" if row % 5 else "ham",
+    "cat3": one_of("neg", "neu", "pos"),
+    "cat5": one_of("World", "Sports", "Business", "Tech", "Art"),
+    "cat20": lambda row: f"{WORDS[row % 20]} desk",
+    "country": one_of("US", "DE", "FR", "IN"),
+    "city": one_of("New York", "Berlin", "Paris", "Delhi", "Rome", "Oslo"),
+    "yn": lambda row: "YES" if row % 3 else "NO",
+    "yesno": lambda _: RANDOM.choice(["yes", "no"]),
+    "tf": lambda row: str(row % 3 > 0),
+    "01": lambda row: str(row % 2),
+    "r01": lambda row: str(int(row % 9 == 0)),
+    "o01": lambda row: str(int(row % 4 != 0)),
+    "star": lambda row: str(1 + row * 3 % 5),
+    "age": lambda row: str(18 + row * 7 % 60),
+    "count": lambda row: str(row * row % 37),
+    "float": lambda row: f"{row * 37 % 100 / 100:.2f}",
+    "split": lambda row: "train" if row % 4 else "test",
+    "lang": lambda _: "en",
+    "empty": lambda _: "",
+    "mostempty": lambda row: "" if row % 10 else "x",
+    "bio": lambda _: RANDOM.choice(["O", "O", "O", "B-PER", "I-PER"]),
+    "pos": one_of("NN", "VB", "DT"),
+    "emoji": one_of("😀", "😢"),
+    "list": lambda row: '["a", "b"]' if row % 2 else '["a"]',
+    "numbers": lambda row: ("0,15", "3", "15,3", "0")[row % 4],
+    "arrays": lambda row: ("[0, 15]", "[3]", "[]", "[0]")[row % 4],
+    "bars": lambda row: ("joy|fear", "joy", "fear", "fear|anger")[row % 4],
+    "first": lambda row: str(int(row % 3 == 0)),
+    "second": lambda row: str(int(row % 3 == 1)),
+    "third": lambda row: str(int(row % 3 == 2)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_right_columns_are_taken_or_asked_for(layout: str) -> None:
+    described, _, expected = layout.partition(" = ")
+    RANDOM.seed(1)
+    kinds = dict(column.replace("~", " ").split(":") for column in described.split())
+    values = {
+        name: [KINDS[kind](row) for row in range(LAYOUT_ROWS)] for name, kind in kinds.items()
+    }
+    table = pyarrow.table(values)
+    if expected == "ASK":
+        with pytest.raises((DataError, UsageError), match=r"can't tell|looks like|single tokens"):
+            choose_columns(table, DataConfig("table"), table="table")
+    else:
+        found = choose_columns(table, DataConfig("table"), table="table")
+        names = [found[one].name if one in found else "-" for one in OPTIONS]
+        assert names == expected.replace("~", " ").split(";")

@@ -1,7 +1,6 @@
-"""Files with commas, semicolons, tabs and bars."""
+"""Text files: commas, semicolons, tabs, bars and encodings."""
 
 import csv
-import gzip
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune.config.schema import DataConfig
+from finetune.data.encoding import TextFile, find_text
+from finetune.data.packed import Content
 from finetune.data.read import RawTable, read_file
-from finetune.errors import DataUnreadableError
-from finetune.events import Event, Info, sent_to
+from finetune.errors import DataUnreadableError, UsageError
+from finetune.events import Event, Info, WarningMessage, sent_to
 
 MARKS = "ab\",'\n\t ;|é😀"
 WORDS = ["with , and ; and | and \t inside", 'he said "no"', "over\ntwo lines", "NA", "null", "nan"]
@@ -31,21 +32,6 @@ def read(
 
 def rows_of(columns: list[Any]) -> list[tuple[str, ...]]:
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
-
-
-@pytest.mark.parametrize("name", ["a.tsv", "a", "a.csv"])
-def test_where_two_delimiters_fit_the_suffix_decides(tmp_path: Path, name: str) -> None:
-    content = "x\tA dog, happy\ny\tA cat, angry\nx\tA cow, calm\n"
-    for packed, bytes_of in {name: content, f"{name}.gz": gzip.compress(content.encode())}.items():
-        table, _ = read(tmp_path, bytes_of, name=packed, header=False)
-        assert table.columns[0][0].as_py() == "x"
-
-
-def test_a_row_stands_where_its_first_line_does(tmp_path: Path) -> None:
-    table, _ = read(tmp_path, 'text,label\n"one\ntwo",a\n\n   \nthree,b\n')
-    assert [table.place(row) for row in range(2)] == [
-        f"line {line} of {tmp_path / 'rows.csv'}" for line in (2, 6)
-    ]
 
 
 def test_quotes_that_never_end_are_part_of_the_texts_between_tabs(tmp_path: Path) -> None:
@@ -159,11 +145,6 @@ def test_quotes_behind_a_backslash_are_read(tmp_path: Path, delimiter: str) -> N
     assert "is read as a quote" not in emitted
 
 
-def test_one_column_of_prose_is_no_table_below_a_title(tmp_path: Path) -> None:
-    with pytest.raises(DataUnreadableError, match=r"line 2 of .* 2 values instead of 1"):
-        read(tmp_path, "text\n" + "So long, and well\n" * 12)
-
-
 def test_spaces_before_quotes_are_left_out(tmp_path: Path) -> None:
     table, _ = read(tmp_path, '"text", "label"\n"one, two", "a"\n"three", "b, c"\n')
     assert table.columns.to_pydict() == {"text": ["one, two", "three"], "label": ["a", "b, c"]}
@@ -180,9 +161,55 @@ def test_values_may_be_in_single_quotes(tmp_path: Path, escaped: str) -> None:
     assert table.columns["text"].to_pylist() == ["'tis a film", "'Never again'", "all"]
 
 
-@pytest.mark.parametrize(("first", "is_header"), [("sms,spam", True), ("buy a car,spam", False)])
-def test_a_header_may_have_the_name_of_a_class(tmp_path: Path, first: str, is_header: bool) -> None:
-    kinds = ("ham", "spam")
-    rows = "".join(f"see number {row} of these,{kinds[row % 2]}\n" for row in range(20))
-    table, _ = read(tmp_path, f"{first}\n{rows}")
-    assert table.columns.column_names == (["sms", "spam"] if is_header else ["column1", "column2"])
+PATH = Path("greetings.csv")
+# ruff: noqa: RUF001
+ENCODED = {
+    "cp932": "この映画はとても面白かったです,良い\n二度と見たくない作品,悪い\n",
+    "koi8_r": "Этот фильм мне очень понравился,хорошо\nУжасное обслуживание в гостинице,плохо\n",
+}
+
+
+def find(content: bytes, *, encoding: str | None = None) -> TextFile:
+    return find_text(Content(PATH, content), encoding=encoding)
+
+
+def text_of(file: TextFile) -> str:
+    return file.open().read()
+
+
+def test_a_detected_encoding_is_a_warning_unless_it_is_named() -> None:
+    swedish = "text,label\n" + "Maten var väldigt god på restaurangen,bra\n" * 20
+    emitted: list[Event] = []
+    for encoding in (None, "cp1252"):
+        with sent_to(emitted.append):
+            found = find(swedish.encode("cp1252"), encoding=encoding)
+        assert (text_of(found), found.encoding) == (swedish, "cp1252")
+    [warning] = emitted
+    assert isinstance(warning, WarningMessage)
+    assert "detected as cp1252" in warning.message
+
+
+def test_an_encoding_that_is_named_is_taken() -> None:
+    content = ENCODED["koi8_r"].encode("koi8_r")
+    assert text_of(find(content, encoding="koi8_r")) == ENCODED["koi8_r"]
+    with pytest.raises(UsageError, match="'koi9'"):
+        find(content, encoding="koi9")
+    with pytest.raises(DataUnreadableError, match=r"line 1 of greetings\.csv .* ASCII") as raised:
+        find(content, encoding="ascii")
+    assert "--encoding" in raised.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (b"caf\xe9 and", "line 42 of .* is not UTF-8: "),
+        (b"a\0b", "not a text file: it has the character NUL"),
+        (b"cut \xf0\x9f", "line 42 of .* unexpected end of data"),
+    ],
+)
+def test_damage_behind_the_first_piece_of_a_file_is_reported_with_its_place(
+    damage: bytes, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("finetune.data.encoding.CHUNK_BYTES", 64)
+    with pytest.raises(DataUnreadableError, match=complaint):
+        find("é, a word or two 😀\n".encode() * 41 + damage)

@@ -63,14 +63,6 @@ def test_tables_named_as_splits_are_the_splits(write: Any, tmp_path: Path) -> No
     assert rows["text"][:] == ["a start"]
 
 
-@pytest.mark.parametrize("write", [write_folder, write_zip, write_workbook, write_json])
-def test_tables_of_other_names_are_asked_for(write: Any, tmp_path: Path) -> None:
-    path = write(tmp_path / "d", {"a.csv": csv(TRAIN), "b.csv": csv(TEST)})
-    with pytest.raises(SeveralTablesError, match=r"holds 2 tables: a.*b") as raised:
-        load(path)
-    assert "--table" in raised.value.remedy
-
-
 @pytest.mark.parametrize(
     ("names", "splits"),
     [
@@ -124,11 +116,6 @@ def test_the_file_in_another_encoding_than_the_others_is_named(tmp_path: Path) -
     (root / "b/2").write_bytes("one\nschön".encode("cp1252"))
     with pytest.raises(DataUnreadableError, match=r"line 2 of .*b/2 is not UTF-8"):
         load(root)
-
-
-def test_a_folder_with_one_table_is_this_table(tmp_path: Path) -> None:
-    files = {"a.csv": csv(TRAIN), ".git/config": "x", "docs/notes.txt": "x", "LICENSE": "x"}
-    assert load(write_folder(tmp_path, files)).rows == {"train": TRAIN}
 
 
 def test_a_changed_file_changes_the_digest_of_its_folder(tmp_path: Path) -> None:
@@ -213,11 +200,3 @@ def test_what_can_not_be_unpacked_is_refused(tmp_path: Path) -> None:
         (tmp_path / "cut.csv").write_bytes(start)
         with pytest.raises(DataUnreadableError, match="can't be unpacked"):
             read(tmp_path / "cut.csv")
-
-
-def test_the_one_sheet_of_a_workbook_is_read(tmp_path: Path) -> None:
-    rows = [["text", "stars"], ["the film", 5], [None, None], ["the_x000D_\nend", 1.5]]
-    path = data_files.write_workbook(tmp_path / "a", {"reviews": rows, "empty": []})
-    assert read(path) == {"text": ["the film", "the\r\nend"], "stars": ["5", "1.5"]}
-    with pytest.raises(DataUnreadableError, match="can't be read as a spreadsheet"):
-        read(write_zip(tmp_path / "c.xlsx", {"xl/workbook.xml": b"<"}))

@@ -125,13 +125,6 @@ def test_columns_that_are_left_out_are_named(tmp_path: Path) -> None:
     assert "'more'" in reports[0]
 
 
-def test_a_column_that_begins_far_behind_is_empty_before(tmp_path: Path) -> None:
-    table = read_lines(tmp_path, *[{"text": "a"}] * 3, {"text": "b", "more": 1}, {"more": {}})
-    assert columns_of(table) == {"text": ["a", "a", "a", "b", ""]}
-    table = read_lines(tmp_path, *[{"text": "a"}] * 3, {"text": "b", "more": 1})
-    assert columns_of(table) == {"text": ["a", "a", "a", "b"], "more": ["", "", "", "1"]}
-
-
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
     ["2024-05-01", "2024-05-01T10:00:00", "1", "null", "true", "NaN", ""]
 )

@@ -9,7 +9,7 @@ from data_files import load
 from datasets import ClassLabel, Dataset, Features, Value
 from hub_server import MAIN_COMMIT, HubServer, hub_client
 
-from finetune.data.load import CONVERTED_BRANCH, find_splits
+from finetune.data.load import CONVERTED_BRANCH
 from finetune.errors import DataError, DataNotFoundError, HubNotReachableError
 
 SET = "acme/rows"
@@ -83,13 +83,6 @@ def test_the_converted_branch_serves_a_set_that_a_script_makes(
     write_parquet(converted / "default/test/0000.parquet", "d")
     assert texts_of() == {"train": ["a", "b", "c"], "test": ["d"]}
     assert "rows.py" not in hub.downloads()
-
-
-def test_without_parquet_files_of_lines_are_taken(hub: HubServer, folder: Path) -> None:
-    del hub.folders["datasets"][f"{SET}@{CONVERTED_BRANCH}"]
-    write_lines(folder / "train.jsonl", "a", "b")
-    write_lines(folder / "dev.jsonl", "c")
-    assert texts_of() == {"train": ["a", "b"], "validation": ["c"]}
 
 
 def test_one_of_several_data_sets_is_named_behind_a_colon(hub: HubServer, folder: Path) -> None:
@@ -172,20 +165,3 @@ def test_what_can_not_be_fetched_is_an_error(hub: HubServer, tmp_path: Path, fol
         pytest.raises(HubNotReachableError, match="acme/rows"),
     ):
         texts_of()
-
-
-@pytest.mark.parametrize(
-    ("names", "splits"),
-    [
-        (["train.parquet", "test.parquet"], {"train": 1, "test": 1}),
-        (["data/train-00000-of-00001-a1b2c3.parquet"], {"train": 1}),
-        (["plain/train/0000.parquet"], {"train": 1}),
-        (["train_1.parquet", "train_2.parquet"], {"train": 2}),
-        (["trained.parquet", "trains/0000.parquet", "train.csv", "validation.parquet"], {}),
-        (["data/train-00001-of-00002.parquet", "default/train/0001.parquet"], {}),
-        (["train.parquet", "validation_matched-00000-of-00001.parquet"], {"train": 1}),
-    ],
-)
-def test_files_belong_to_splits_by_their_names(names: list[str], splits: dict[str, int]) -> None:
-    found = find_splits(names, suffix=".parquet")
-    assert {split: len(files) for split, files in found.items()} == splits

@@ -1,16 +1,19 @@
-"""Labels and columns as people and programs write them: read correctly, or rejected."""
+"""From tables to splits: labels, columns and splits as people and programs write them."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas  # type: ignore[import-untyped]
 import pytest
+from data_files import load, write
 
 from finetune.config.schema import DataConfig
-from finetune.data.load import load_data
-from finetune.errors import DataError, FinetuneError, UsageError
-from finetune.events import Event, Info, WarningMessage, sent_to
+from finetune.data.columns import OtherData
+from finetune.data.load import load_rows
+from finetune.data.read import join_tables, read_file
+from finetune.errors import DataError, DataNotFoundError, FinetuneError, UsageError
 
 ROWS = 40
 TOPICS = ("price", "team", "food")
@@ -26,7 +29,7 @@ def cycle(*values: Any, rows: int = ROWS) -> list[Any]:
     return [values[number % len(values)] for number in range(rows)]
 
 
-def load(
+def load_frame(
     path: Path, columns: Columns, **options: Any
 ) -> tuple[list[str], dict[str, list[Any]], str]:
     """Return class names, the labels of each split by name, and all messages."""
@@ -38,19 +41,9 @@ def load(
         path.write_text("\n".join(map(json.dumps, rows)))
     else:
         frame.to_parquet(path)
-    emitted: list[Event] = []
-    with sent_to(emitted.append):
-        loaded = load_data(DataConfig(str(path), **options))
-    found = {
-        split: loaded.task.to_json(loaded.task.labels(rows.data["label"]))
-        for split, rows in loaded.splits.items()
-    }
-    said = "\n".join(
-        f"{event.message}; {getattr(event, 'remedy', '')}"
-        for event in emitted
-        if isinstance(event, Info | WarningMessage)
-    )
-    return [*loaded.task.class_names], found, said
+    outcome = load(path, **options)
+    labels = {split: [label for _, label in rows] for split, rows in outcome.rows.items()}
+    return [*outcome.loaded.task.class_names], labels, outcome.said
 
 
 @pytest.mark.parametrize(
@@ -68,8 +61,6 @@ def load(
          ["price", "team"]),
         (cycle("{'price': 1, 'team': 0}", "{'team': 1}", "[]", "{'price': 1, 'team': 1}"),
          ["price", "team"], ["price", "team"]),
-        (cycle("<price>", "<team>", "<food>", "<price><team>"), sorted(TOPICS),
-         ["price", "team"]),
         (cycle("caf\u00e9", "cafe\u0301", "bar", "bar"), ["bar", "caf\u00e9"], "bar"),
         (cycle("['a']", "['b']", "['b']", "['b']"), ["a", "b"], "b"),
         ([f"{number},{number % 10}" for number in range(10, 50)], [], 13.3),
@@ -83,7 +74,7 @@ def test_labels_are_what_they_say(
     labels: list[str], names: list[str], first: Any, tmp_path: Path
 ) -> None:
     columns = {"text": texts(len(labels)), "label": labels}
-    found_names, found, _ = load(tmp_path / "a.csv", columns)
+    found_names, found, _ = load_frame(tmp_path / "a.csv", columns)
     assert found_names == names
     where = labels.index(cycle(*labels, rows=6)[3])
     expected = found["train"][where]
@@ -121,7 +112,9 @@ NO = {"": "x", "nein": "ja", "No": "Yes", "0": "1", "false": "true", "non": "oui
 def test_several_columns_are_several_labels(
     suffix: str, columns: Columns, options: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    names, found, messages = load(tmp_path / f"t{suffix}", {"text": texts(), **columns}, **options)
+    names, found, messages = load_frame(
+        tmp_path / f"t{suffix}", {"text": texts(), **columns}, **options
+    )
     assert {*names} <= {*TOPICS}
     assert max(map(len, found["train"])) > 1
     assert said in messages or len(names) == 3
@@ -149,7 +142,7 @@ def test_a_missing_label_is_no_empty_one(
     suffix: str, columns: Columns, rows: int, without: int, tmp_path: Path
 ) -> None:
     options = {} if "label" in columns else {"label_column": ",".join(TOPICS)}
-    _, found, said = load(tmp_path / f"t{suffix}", {"text": texts(), **columns}, **options)
+    _, found, said = load_frame(tmp_path / f"t{suffix}", {"text": texts(), **columns}, **options)
     labels = found["train"]
     assert (len(labels), labels.count([])) == (rows, without)
     assert f"{ROWS - rows:,} of {ROWS} rows skipped" in said
@@ -166,13 +159,12 @@ def test_a_missing_label_is_no_empty_one(
 def test_many_empty_labels_are_asked_about(columns: Columns, tmp_path: Path) -> None:
     table, label = {"text": texts(), **columns}, ",".join(columns)
     with pytest.raises(UsageError, match="have no label") as raised:
-        load(tmp_path / "t.csv", table, label_column=label)
+        load_frame(tmp_path / "t.csv", table, label_column=label)
     assert "--empty-labels unlabeled" in raised.value.remedy
-    counts = [
-        len(load(tmp_path / "t.csv", table, label_column=label, empty_labels=choice)[1]["train"])
-        for choice in ("none", "unlabeled")
-    ]
-    assert counts[0] == ROWS > counts[1]
+    options = {"label_column": label}
+    _, of_none, _ = load_frame(tmp_path / "t.csv", table, empty_labels="none", **options)
+    _, skipped, _ = load_frame(tmp_path / "t.csv", table, empty_labels="unlabeled", **options)
+    assert len(of_none["train"]) == ROWS > len(skipped["train"])
 
 
 LONG = {"text": [text for text in texts(30) for _ in "ab"], "label": cycle(*TOPICS, rows=60)}
@@ -181,11 +173,11 @@ LONG = {"text": [text for text in texts(30) for _ in "ab"], "label": cycle(*TOPI
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_one_row_per_text_and_label_is_asked_about(suffix: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"60 rows of .* have 30 texts") as raised:
-        load(tmp_path / f"t{suffix}", LONG)
+        load_frame(tmp_path / f"t{suffix}", LONG)
     assert "--task multi" in raised.value.remedy
-    _, found, _ = load(tmp_path / f"t{suffix}", LONG, task="multi")
+    _, found, _ = load_frame(tmp_path / f"t{suffix}", LONG, task="multi")
     assert [*map(len, found["train"])] == [2] * 30
-    assert len(load(tmp_path / f"t{suffix}", LONG, task="single")[1]["train"]) == 60
+    assert len(load_frame(tmp_path / f"t{suffix}", LONG, task="single")[1]["train"]) == 60
 
 
 @pytest.mark.parametrize(
@@ -197,8 +189,8 @@ def test_numbers_of_classes_have_their_names_beside_them(
     number: str, name: str, tmp_path: Path
 ) -> None:
     columns = {"text": texts(), number: cycle(0, 1, 2), name: cycle("world", "sport", "art")}
-    assert load(tmp_path / "t.csv", columns)[0] == ["art", "sport", "world"]
-    assert load(tmp_path / "t.csv", columns, label_column=number)[0] == ["0", "1", "2"]
+    assert load_frame(tmp_path / "t.csv", columns)[0] == ["art", "sport", "world"]
+    assert load_frame(tmp_path / "t.csv", columns, label_column=number)[0] == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -224,11 +216,11 @@ def test_a_column_of_splits_is_used_or_asked_about(
     table = {"text": texts(), "label": cycle("a", "b", "b", "a"), name: cycle(*values)}
     if splits is None:
         with pytest.raises(UsageError, match=name) as raised:
-            load(tmp_path / "t.csv", table)
+            load_frame(tmp_path / "t.csv", table)
         assert "--split-column" in raised.value.remedy
     else:
-        assert set(load(tmp_path / "t.csv", table)[1]) == splits
-    assert set(load(tmp_path / "t.csv", table, split_column="none")[1]) == {"train"}
+        assert set(load_frame(tmp_path / "t.csv", table)[1]) == splits
+    assert set(load_frame(tmp_path / "t.csv", table, split_column="none")[1]) == {"train"}
 
 
 @pytest.mark.parametrize(
@@ -258,7 +250,7 @@ def test_a_column_of_splits_is_used_or_asked_about(
 )  # fmt: skip
 def test_what_is_odd_is_said_in_a_line(columns: Columns, said: str, tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    names, _, messages = load(path, {"text": texts(), **columns})
+    names, _, messages = load_frame(path, {"text": texts(), **columns})
     assert said.format(path) in messages
     assert not {"39", "Grand total"} & {*names}
 
@@ -266,7 +258,7 @@ def test_what_is_odd_is_said_in_a_line(columns: Columns, said: str, tmp_path: Pa
 def test_labels_only_in_the_first_row_of_each_group_are_refused(tmp_path: Path) -> None:
     labels = [f"class {number}" if number % 10 == 0 else "" for number in range(ROWS)]
     with pytest.raises(DataError, match="only in the first row of each group") as raised:
-        load(tmp_path / "t.csv", {"text": texts(), "label": labels})
+        load_frame(tmp_path / "t.csv", {"text": texts(), "label": labels})
     assert "ffill" in raised.value.remedy
 
 
@@ -284,5 +276,129 @@ def test_what_can_not_be_read_is_refused(
     columns: Columns, options: dict[str, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(FinetuneError) as raised:
-        load(tmp_path / "t.csv", {"text": texts(), **columns}, **options)
+        load_frame(tmp_path / "t.csv", {"text": texts(), **columns}, **options)
     assert raised.value.remedy
+
+
+TRAIN = "text,label\na,x\nb,y\n"
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_labels_that_training_lacks_are_named_or_skipped(tmp_path: Path, split: str) -> None:
+    train = write(tmp_path / "train.csv", TRAIN)
+    other = write(tmp_path / "other.csv", "text,label\nc,x\n,\nd,z\ne,w\nf,z\n")
+    files: dict[str, Any] = {f"{split}_file": str(other)}
+    with pytest.raises(DataError, match=rf"of the {split} split: 'z' \(2\), 'w' \(1\)") as raised:
+        load(train, **files)
+    assert "'z' in line 4 of" in raised.value.message
+    assert "--skip-unknown-labels" in raised.value.remedy
+    outcome = load(train, skip_unknown_labels=True, **files)
+    assert outcome.rows[split] == [("c", "x")]
+    skipped = f"3 rows of the {split} split skipped: no training row has 'z' (2), 'w' (1)"
+    assert skipped in outcome.warnings
+    write(other, "text,label\nc,z\n")
+    with pytest.raises(DataError, match=r"'z' \(1\)"):
+        load(train, skip_unknown_labels=True, **files)
+
+
+def test_rows_without_text_or_label_are_left_out_and_counted(tmp_path: Path) -> None:
+    content = 'text,label\na,x\n"over\ntwo lines",y\n" ",x\nc,\nd,y\n'
+    outcome = load(write(tmp_path / "rows.csv", content))
+    assert outcome.rows["train"] == [("a", "x"), ("over\ntwo lines", "y"), ("d", "y")]
+    [message] = outcome.warnings
+    assert message.startswith("2 of 5 rows skipped")
+    assert f"line 5 of {tmp_path / 'rows.csv'}" in message
+
+
+SPLIT_ROWS = "text,split,label\na 1,train,x\nb 2,Dev,y\nc 3,test,x\nd 4,train,y\n"
+
+
+def test_a_column_of_splits_is_found_named_or_ignored(tmp_path: Path) -> None:
+    table = write(tmp_path / "rows.csv", SPLIT_ROWS)
+    outcome = load(table)
+    assert {split: [text for text, _ in rows] for split, rows in outcome.rows.items()} == {
+        **{"train": ["a 1", "d 4"], "validation": ["b 2"], "test": ["c 3"]}
+    }
+    assert "'split'" in outcome.said
+    whole = load(table, split_column="none").loaded
+    assert whole.splits["train"].num_rows == 4
+    assert load_rows(OtherData(str(table)), task=whole.task).num_rows == 4
+    other = write(
+        tmp_path / "other.csv", SPLIT_ROWS.replace("split", "use").replace("test", "Testing")
+    )
+    assert len(load(other, split_column="use").rows) == 3
+    odd = write(tmp_path / "odd.csv", SPLIT_ROWS.replace("Dev", "b"))
+    with pytest.raises(UsageError, match=r"'split' of .*: 'b', 'test', 'train'"):
+        load(odd)
+    with pytest.raises(DataError, match=r"'label' of .* does not have a split"):
+        load(table, split_column="label")
+    with pytest.raises(DataNotFoundError, match="no column 'use'"):
+        load(table, split_column="use")
+    with pytest.raises(UsageError, match="one file"):
+        load(table, split_column="split", test_file=str(other))
+
+
+def test_the_files_of_a_split_are_one_table_that_knows_the_place_of_each_row(
+    tmp_path: Path,
+) -> None:
+    files = [
+        write(tmp_path / "1.csv", "text,label,id\na,x,1\nb,y,2\n"),
+        write(tmp_path / "2.csv", "text,label\nc,x\nd,y\n"),
+    ]
+    table = join_tables([read_file(path, DataConfig()) for path in files])
+    assert table.columns.to_pydict() == {"text": ["a", "b", "c", "d"], "label": ["x", "y"] * 2}
+    assert table.place(1) == f"line 3 of {files[0]}"
+    assert table.place(2) == f"line 2 of {files[1]}"
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "expected"),
+    [
+        ("0 2 1", "a b  c", ["a", "c", "b"]),
+        ("1 3 2", "a b  c", ["a", "c", "b"]),
+        ("0.0 1 -1", "a b  c", ["a", "b"]),
+        ("0 3", "a b", "are not the names .* such as '3'"),
+        ("0 x", "a b", "such as 'x'"),
+        ("0 1", "a a", "the 2 lines of"),
+    ],
+)
+def test_numbers_have_the_names_of_their_lines(
+    labels: str, names: str, expected: list[str] | str, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "names.txt", names.replace(" ", "\n"))
+    rows = "".join(f"a text {label},{label}\n" for label in labels.split())
+    table = write(tmp_path / "rows.csv", "text,label\n" + rows)
+    if isinstance(expected, str):
+        with pytest.raises(DataError, match=expected):
+            load(table, label_names=str(file))
+    else:
+        outcome = load(table, label_names=str(file))
+        assert outcome.loaded.task.class_names == names.split()
+        assert [label for _, label in outcome.rows["train"]] == expected
+
+
+@pytest.mark.parametrize("header", [True, None])
+def test_a_header_that_is_repeated_is_no_row(tmp_path: Path, header: bool | None) -> None:
+    rows = "".join(f"film {number} was long,{'ab'[number % 2]}\n" for number in range(9))
+    table = write(tmp_path / "a.csv", f"said,mood\n{rows}said,mood\n{rows}")
+    outcome = load(table, header=header)
+    assert len(outcome.rows["train"]) == 18
+    assert outcome.loaded.task.class_names == ["a", "b"]
+    assert (
+        f"1 rows that repeat the header are skipped, the first in line 11 of {table}"
+        in outcome.said
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "warned"),
+    [(("yes", "no", "?"), "'?'"), (("a", "Unknown", "-"), "'-', 'Unknown'"),
+     (("0", "1", "2", "-1"), "'-1'"), (("-1", "0", "1"), None)],
+)  # fmt: skip
+def test_labels_that_may_be_missing_are_pointed_out(
+    tmp_path: Path, labels: Sequence[str], warned: str | None
+) -> None:
+    rows = "".join(f"film {row},{labels[row % len(labels)]}\n" for row in range(12))
+    outcome = load(write(tmp_path / "a.csv", f"text,label\n{rows}"))
+    expected = f"class names that usually mean a missing label: {warned}"
+    assert outcome.warnings == ([expected] if warned else [])

@@ -195,11 +195,6 @@ def test_training_rows_of_one_class_are_an_error() -> None:
     assert "--max-train-samples" in raised.value.remedy
 
 
-def test_texts_are_numbered_in_order_of_appearance() -> None:
-    texts = [["One", "two", " ONE\n"], ["three", "one", "one?"], ["die  STRASSE", "Die Straße"]]
-    assert number_texts(pyarrow.chunked_array(texts)).tolist() == [0, 1, 0, 2, 0, 3, 4, 4]
-
-
 def test_pairs_share_a_number_where_both_texts_are_the_same() -> None:
     texts = pyarrow.chunked_array([["a", "b", "A "], ["a", "b", "a"]])
     pairs = pyarrow.chunked_array([["x", "x", "X", "y"], ["x", "x"]])

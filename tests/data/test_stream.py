@@ -1,6 +1,5 @@
 """Texts to classify: lines as they arrive, and the rows of tables."""
 
-import gzip
 import io
 import tracemalloc
 from pathlib import Path
@@ -12,7 +11,7 @@ from pyarrow import parquet
 from finetune.config.schema import DataConfig
 from finetune.data.columns import OtherData
 from finetune.data.stream import read_lines, read_texts
-from finetune.errors import DataNotFoundError, DataUnreadableError, UsageError
+from finetune.errors import DataNotFoundError, DataUnreadableError
 
 
 def texts_in(path: Path, *, as_lines: bool = False, **options: str | None) -> list[str | None]:
@@ -40,21 +39,6 @@ def test_a_file_that_does_not_parse_is_refused_before_its_first_row(
         texts_in(path)
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "lines.txt"])
-def test_a_file_that_may_not_be_read_or_whose_name_is_too_long_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path, *_: object) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    with pytest.raises(DataNotFoundError, match="there is no file"):
-        texts_in(tmp_path / f"{'long' * 99}{name}")
-    (tmp_path / name).touch()
-    monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(PermissionError, match=name):  # explained for every command
-        texts_in(tmp_path / name)
-
-
 def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
     path = tmp_path / "t.txt"
 
@@ -69,11 +53,6 @@ def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
 
     peak_bytes(1)  # imports too
     assert peak_bytes(80_000) < 1.2 * peak_bytes(40_000)
-
-
-def test_packed_lines_are_unpacked(tmp_path: Path) -> None:
-    (tmp_path / "rows.txt.gz").write_bytes(gzip.compress("schön\n\nfein\n".encode()))
-    assert texts_in(tmp_path / "rows.txt.gz") == ["schön", "", "fein"]
 
 
 def test_what_is_no_text_is_not_classified(tmp_path: Path) -> None:
@@ -115,10 +94,3 @@ def test_a_line_in_another_encoding_is_named() -> None:
     assert next(pieces).texts == ["one", "two"]
     with pytest.raises(DataUnreadableError, match="line 4 of x"):
         next(pieces)
-
-
-def test_an_unknown_encoding_and_no_lines_are_refused() -> None:
-    with pytest.raises(UsageError, match="no encoding 'klingon'"):
-        list(read_lines(Pipe(b"one"), name="x", encoding="klingon"))
-    with pytest.raises(DataNotFoundError, match="no texts"):
-        list(read_lines(Pipe(b""), name="x", encoding=None))

@@ -14,7 +14,7 @@ import pytest
 from finetune.config.schema import DataConfig
 from finetune.data.columns import OtherData
 from finetune.data.load import load_data
-from finetune.data.read import FileFormat, read_file, read_source
+from finetune.data.read import read_file, read_source
 from finetune.errors import DataError, FinetuneError, SeveralTablesError
 
 ROWS = 40
@@ -280,25 +280,6 @@ def test_a_text_in_the_first_row_is_no_name(
     assert len(source.frame) == ROWS + (not has_header and len(rows) > ROWS)
     assert source.format.has_header == has_header
     assert [*source.format.names] == (rows[0] if has_header else [])
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"delimiter": ";", "encoding": "utf-8-sig"},
-         FileFormat("csv", ";", encoding="utf-8-sig", line_end="\r\n")),
-        ({"delimiter": "\t", "end": "\n"}, FileFormat("csv", "\t")),
-        ({"encoding": "cp1252"}, FileFormat("csv", encoding="cp1252", line_end="\r\n")),
-    ],
-)  # fmt: skip
-def test_a_source_says_how_its_file_is_written(
-    options: dict[str, Any], expected: FileFormat, tmp_path: Path
-) -> None:
-    rows = table(["Schön", "", "größer"], ["1,5", "x", ""], names="Antwort Preis")
-    write(tmp_path / "a.csv", rows, **options)
-    source = read_source(tmp_path / "a.csv", DataConfig())
-    assert source.format == expected
-    assert [tuple(row.values()) for piece in source.records() for row in piece] == rows[1:]
 
 
 def test_cells_of_a_spreadsheet_keep_their_types(tmp_path: Path) -> None:
