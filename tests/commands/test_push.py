@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hub_server import MAIN_COMMIT, HubServer, hub_client
-from tiny_runs import TEXTS, Command, Outcome
+from tiny_runs import TEXTS, Command
 from transformers import pipeline
 
 import finetune
@@ -96,40 +96,25 @@ def test_the_texts_of_private_data_stay_here_unless_allowed(
     assert "report.html" in contents(pushed)
 
 
-def push_with(failure: str, hub: HubServer, run: Path, *, command: Command) -> Outcome:
-    """Push with something wrong."""
-    name = NAME
-    with pytest.MonkeyPatch.context() as patch:
-        match failure:
-            case "no token":
-                patch.delenv("HF_TOKEN")
-            case "not the owner":
-                hub.failures.read_only.add(NAME)
-            case "no owner":
-                name = "questions"
-            case "down":
-                hub.failures.down = True
-            case "unfinished":
-                run = shutil.copytree(run, run.parent / "unfinished", dirs_exist_ok=True)
-                (run / "all_results.json").unlink()
-        return command("push", run, name, "--debug")
-
-
-@pytest.mark.parametrize(
-    ("failure", "code", "words"),
-    [
-        ("no token", 2, ["hf auth login", "HF_TOKEN"]),
-        ("not the owner", 2, [NAME, "You don't have the rights", "OWNER"]),
-        ("no owner", 2, ["OWNER/NAME"]),
-        ("down", 6, [NAME]),
-        ("unfinished", 2, ["has not finished"]),
-    ],
-)
 def test_what_keeps_a_run_from_the_hub_is_said_without_the_token(
-    failure: str, code: int, words: list[str], hub: HubServer, finished_run: Path, command: Command
+    hub: HubServer,
+    private_run: Path,
+    finished_run: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    refused = push_with(failure, hub, finished_run, command=command)
-    assert refused.code == code, refused.errors
-    assert all(word in refused.errors for word in words), refused.errors
-    assert "s3cret" not in refused.errors + refused.output
+    push = ("push", finished_run, NAME)
+    command("push", finished_run, "questions").assert_refused(2, "OWNER/NAME")
+    (private_run / "all_results.json").unlink()
+    command("push", private_run, NAME).assert_refused(2, "has not finished")
+    hub.failures.read_only.add(NAME)
+    refused = command(*push, "--debug")
+    assert refused.code == 2
+    assert all(word in refused.errors for word in (NAME, "You don't have the rights", "OWNER"))
+    assert "s3cret" not in refused.errors
+    hub.failures.down = True
+    command(*push).assert_refused(6, NAME)
+    hub.failures.down = False
+    monkeypatch.delenv("HF_TOKEN")
+    command(*push).assert_refused(2, "hf auth login", "HF_TOKEN")
     assert hub.messages == []
