@@ -65,25 +65,6 @@ def test_processes_that_have_one_gpu_together_are_refused(
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError(
-            "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.80 "
-            "GiB of which 3.12 GiB is free."
-        ),
-        RuntimeError("CUDA out of memory. Tried to allocate 2.00 MiB"),
-        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously ..."),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-    ],
-)
-def test_refused_memory_is_out_of_memory(
-    pretend_nvidia: Callable[..., None], error: Exception
-) -> None:
-    pretend_nvidia()
-    assert CudaDevice().memory.is_out_of_memory(error)
-
-
-@pytest.mark.parametrize(
     ("free_gib", "limit_gib", "budget_gib"),
     [(100, None, 101.5), (100, 24, 24), (10, 24, 11.5), (0, None, 2)],
 )

@@ -1,11 +1,15 @@
 from collections.abc import Callable
 
 import pytest
+import torch
 from machines import MACHINES, a_mac, pretend
 
 from finetune import events
-from finetune.devices.cpu import CpuDevice
+from finetune.devices.base import DeviceMemory
+from finetune.devices.cpu import CpuDevice, CpuMemory
+from finetune.devices.cuda import CudaMemory
 from finetune.devices.host import HIGH
+from finetune.devices.mps.device import MpsMemory
 from finetune.devices.select import check_device, check_precision, describe_mps, select_device
 from finetune.errors import ConfigurationError, DeviceNotAvailableError
 from finetune.events import Event, sent_to
@@ -32,6 +36,36 @@ def test_another_precision_is_refused_with_those_that_the_device_has() -> None:
     with pytest.raises(ConfigurationError, match="cpu can't compute in fp16") as caught:
         check_precision(CpuDevice(), "fp16")
     assert caught.value.remedy == "use --precision fp32 or bf16"
+
+
+CPU_FAILS = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 400000000 bytes."
+
+
+@pytest.mark.parametrize(
+    ("memory", "error", "is_out_of_memory"),
+    [
+        (CpuMemory, MemoryError(), True),
+        (CpuMemory, RuntimeError(f"[enforce fail] {CPU_FAILS}"), True),
+        (CpuMemory, RuntimeError("data. DefaultCPUAllocator: not enough memory: you tried"), True),
+        (CpuMemory, RuntimeError("terminate called ... 'std::bad_alloc'"), True),
+        (CpuMemory, RuntimeError("could not create a primitive"), True),
+        (CpuMemory, RuntimeError("libgomp: Out of memory allocating 1073741824 bytes"), True),
+        (CudaMemory, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB."), True),
+        (CudaMemory, RuntimeError("CUDA out of memory. Tried to allocate 2.00 MiB"), True),
+        (CudaMemory, RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"), True),
+        (CudaMemory, RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
+        (MpsMemory, RuntimeError("MPS backend out of memory (MPS allocated: 1.20 GB, other"), True),
+        (MpsMemory, RuntimeError("(kIOGPUCommandBufferCallbackErrorOutOfMemory)"), True),
+        (MpsMemory, RuntimeError("Invalid buffer size: 12.34 GiB"), True),
+        (MpsMemory, RuntimeError("Placeholder storage has not been allocated on MPS"), False),
+        (MpsMemory, RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"), False),
+        (MpsMemory, ValueError("Invalid buffer size: 12"), False),
+    ],
+)
+def test_refused_memory_is_out_of_memory(
+    memory: Callable[[], DeviceMemory], error: Exception, is_out_of_memory: bool
+) -> None:
+    assert memory().is_out_of_memory(error) == is_out_of_memory
 
 
 @pytest.fixture(autouse=True)

@@ -168,32 +168,3 @@ def test_a_model_whose_upper_part_needs_more_than_features_is_left_whole(
 ) -> None:
     model = model_of(name)
     assert split(model, freeze(model, mode)) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [("bert", mode) for mode in ("last-3", "last-1", "head", "classifier")]
-    + [("deberta-v2", "last-2")],
-)
-def test_nothing_below_the_split_runs_in_a_step(name: str, mode: str) -> None:
-    model = model_of(name)
-    structure = freeze(model, mode)
-    layers = split(model, structure)
-    assert layers is not None
-    ready = above(layers, batch_of(structure))
-    ran: set[str] = set()
-    for layer in layers.trainable.modules():
-        if isinstance(layer, nn.Linear):
-            layer.register_forward_hook(lambda module, *_: ran.update(names[module]))
-    names = {
-        module: {name for name, other in layers.trainable.named_modules() if other is module}
-        for module in layers.trainable.modules()
-    }
-    layers.trainable(**ready)
-    trained = {
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module.weight.requires_grad
-    }
-    # DeBERTa's layers also use their projections of words for positions.
-    assert ran == trained

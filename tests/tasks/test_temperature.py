@@ -3,7 +3,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from finetune.tasks.base import MIN_MISTAKES, MIN_ROWS, Task
+from finetune.tasks.base import Task
 from finetune.tasks.multi import Multi
 from finetune.tasks.single import Single
 
@@ -30,16 +30,6 @@ def test_the_temperature_that_calibrates_is_found(temperature: float) -> None:
     yes_or_no = (temperature * right, (right + drawn > 0).astype(np.float32))
     multi = Multi(NAMES[:2]).calibrate(lambda: yes_or_no, fits_temperature=True)
     assert multi.temperature == pytest.approx(temperature, rel=0.03)
-
-
-@pytest.mark.parametrize(
-    ("rows", "mistakes"), [(MIN_ROWS - 1, MIN_ROWS - 1), (MIN_ROWS, MIN_MISTAKES - 1)]
-)
-def test_with_too_few_rows_or_mistakes_there_is_no_temperature(rows: int, mistakes: int) -> None:
-    logits, _ = draw_rows(rows, temperature=2)
-    labels = (logits.argmax(axis=1) + (np.arange(rows) < mistakes)) % 6
-    task = Single(NAMES)
-    assert task.calibrate(lambda: (logits, labels), fits_temperature=True) is task
 
 
 @pytest.mark.parametrize(

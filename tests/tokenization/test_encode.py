@@ -4,7 +4,6 @@ import pytest
 from tiny_models import COMMON_WORDS, tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from finetune.events import Advance, Event, sent_to
 from finetune.tokenization import encode
 from finetune.tokenization.encode import EncodedTexts, Windows, encode_texts
 
@@ -56,22 +55,6 @@ def test_pairs_are_truncated_and_typed_as_transformers_does(
             assert tokens_of(encoded, column) == expected[column]
         whole = tokenizer(TEXTS, pairs).input_ids
         assert encoded.truncated_texts == sum(len(ids) > max_length for ids in whole)
-
-
-def test_a_column_of_arrow_becomes_the_same_ids_and_its_progress_is_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    expected = encode_texts(tiny_tokenizer(), TEXTS, max_length=9)
-    monkeypatch.setattr(encode, "TEXTS_PER_CALL", 4)
-    monkeypatch.setattr(encode, "SECONDS_BETWEEN_REPORTS", -1.0)
-    events: list[Event] = []
-
-    column = pyarrow.chunked_array([TEXTS[:1], TEXTS[1:]])
-    with sent_to(events.append):
-        encoded = encode_texts(tiny_tokenizer(), column, max_length=9)
-
-    assert tokens_of(encoded) == tokens_of(expected)
-    assert events == [Advance(4, 6), Advance(6, 6)]
 
 
 WORDS = COMMON_WORDS.split()

@@ -104,17 +104,6 @@ def test_labels_reach_texts_that_are_near_their_rows():
     assert (probabilities.argmax(axis=1) == truth).mean() > 0.98
 
 
-def test_labels_follow_a_chain_of_texts_beyond_the_nearest_row():
-    # A long arc of texts: its far end is closer to the row of the other class.
-    angles = np.linspace(0, 2.2, 300)
-    bow = np.stack([np.cos(angles), np.sin(angles), 0 * angles], axis=1)
-    rows = np.array([[1, 0, 0], [np.cos(2.8), np.sin(2.8), 0.0]])
-    probabilities = spread_labels(
-        rows.astype(np.float32), np.array([0, 1]), bow.astype(np.float32), class_count=2
-    )
-    assert (probabilities[:150].argmax(axis=1) == 0).all()
-
-
 def test_a_head_learns_from_unlabeled_texts() -> None:
     rows, classes, texts, _ = draw_clusters(8, 2000, classes=4, noise=1.1)
     *_, new_texts, new_truth = draw_clusters(8, 2000, classes=4, noise=1.1, seed=0)

@@ -57,19 +57,6 @@ def test_loss_weights_add_up_to_1_and_are_as_the_weights_of_the_examples(
     assert not loss_weights[len(rows) :].any()
 
 
-def test_last_micro_batch_is_filled_with_examples_of_weight_zero() -> None:
-    examples = random_examples()
-
-    *_, last = cut(examples, batch_size=4, pads_batches=True)
-
-    assert last.loss_weights[:3].all()
-    assert last.loss_weights[3] == 0
-    assert last.labels.tolist() == examples.labels[[2, 9, 3, 3]].tolist()
-    assert torch.equal(last.inputs["input_ids"][3], last.inputs["input_ids"][2])
-    # Attention over no tokens is NaN on MPS.
-    assert last.inputs["attention_mask"].flatten(1).any(dim=1).all()
-
-
 COUNTS = np.array([1, 7, 2, 1, 3, 5])
 NO_LIMIT = 1e9
 

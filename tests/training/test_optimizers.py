@@ -8,7 +8,7 @@ from torch import nn
 
 from finetune.devices.cpu import CpuDevice
 from finetune.model.structure import find_structure
-from finetune.training.optimizers import build_optimizer, make_state, set_learning_rate, total_norm
+from finetune.training.optimizers import build_optimizer, set_learning_rate, total_norm
 from finetune.training.plan import Plan
 
 
@@ -56,35 +56,6 @@ def test_head_has_a_learning_rate_of_its_own() -> None:
             model,
             lambda name: 10 * rate if name in head else rate,  # noqa: B023
         )
-
-
-def test_state_made_ahead_is_what_the_first_step_makes() -> None:
-    models = tiny_model(), tiny_model()
-    optimizers = [optimizer_of(model) for model in models]
-    make_state(optimizers[0])
-    states = []
-    for model, optimizer in zip(models, optimizers, strict=True):
-        set_learning_rate(optimizer, 1e-3)
-        for seed, parameter in enumerate(model.parameters()):
-            random = torch.Generator().manual_seed(seed)
-            parameter.grad = torch.rand(parameter.shape, generator=random)
-        optimizer.step()
-        states.append(optimizer.state_dict()["state"])
-
-    ahead, lazy = states
-    assert ahead.keys() == lazy.keys()
-    for number, tensors in lazy.items():
-        assert ahead[number].keys() == tensors.keys()
-        for what, value in tensors.items():
-            made, tensor = torch.as_tensor(ahead[number][what]), torch.as_tensor(value)
-            assert torch.equal(made, tensor)
-            assert (made.dtype, made.device, made.stride()) == (
-                tensor.dtype,
-                tensor.device,
-                tensor.stride(),
-            )
-    for left, right in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        assert torch.equal(left, right)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

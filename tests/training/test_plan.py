@@ -33,17 +33,6 @@ def test_the_loss_is_low_where_texts_of_a_class_are_alike_and_others_are_not() -
     assert good.max() < 0.1 < 5 < bad.min()
 
 
-def test_a_text_alone_in_its_class_has_no_loss_but_pushes_others_away() -> None:
-    embeddings = torch.randn(3, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
-
-    losses = contrastive_losses(embeddings, torch.tensor([0, 0, 1]), torch.ones(3))
-    losses.sum().backward()
-
-    assert losses[2] == 0
-    assert embeddings.grad is not None
-    assert embeddings.grad[2].abs().sum() > 0
-
-
 @pytest.mark.parametrize("rows", [10, 11, 13, 15, 16])
 @pytest.mark.parametrize("head_alone", [False, True])
 def test_what_fills_up_a_batch_does_not_change_a_contrastive_step(
@@ -76,13 +65,3 @@ def test_each_step_has_equally_many_texts_of_every_class_in_parts_by_length() ->
         padded = np.repeat([tokens for _, tokens in batch.parts], 15)
         assert (lengths[batch.indices] <= padded).all()
         assert batch.parts[-1][1] == 8
-
-
-def test_of_many_classes_some_are_drawn_at_each_step_and_all_in_the_end() -> None:
-    classes = np.repeat(np.arange(150), 2)
-
-    batches = plan_contrast(classes, np.full(300, 12), **PLAN)
-
-    assert {len(np.unique(classes[batch.indices])) for batch in batches} == {16}
-    assert len(np.unique(np.concatenate([batch.indices for batch in batches]))) == 300
-    assert {batch.padded_length for batch in batches} == {16}

@@ -1,7 +1,5 @@
 """``--precision auto`` in runs; most timings are simulated."""
 
-import shutil
-import signal
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,13 +10,11 @@ import yaml
 from prepared_runs import was_emitted
 from tiny_runs import run_tiny
 
-import finetune
 from finetune.config.schema import AutoTunedOption
 from finetune.devices import host
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import InterruptionError
-from finetune.events import Event, Info, Step
+from finetune.events import Event, Info
 from finetune.files import read_json
 from finetune.training import precision
 from finetune.training.precision import choose_precision, note_parity
@@ -119,19 +115,3 @@ def test_the_choice_and_its_reason_are_shown_and_kept(
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["training"]["precision"] == "bf16"
     assert timing.count == 1
-
-
-def test_a_resumed_run_keeps_its_precision_and_the_reason(
-    timing: PlantedTiming, tiny_folder: Path, tmp_path: Path
-) -> None:
-    def stop(event: Event) -> None:
-        if isinstance(event, Step):
-            signal.raise_signal(signal.SIGINT)
-
-    run, cache = tmp_path / "run", str(tmp_path / "cache")
-    with pytest.raises(InterruptionError):
-        run_tiny(run, model=tiny_folder, cache_dir=cache, emit=stop, **SHORT)
-    shutil.rmtree(cache)
-    results = finetune.run(resume_from_checkpoint=str(run), precision="auto")
-    assert (timing.count, results.facts.precision) == (1, "bf16")
-    assert results.facts.precision_reason == "it is planted"

@@ -201,15 +201,6 @@ def test_captured_steps_are_the_same_steps() -> None:
         torch.testing.assert_close(one, expected[name], rtol=1e-5, atol=1e-7, msg=name)
 
 
-def test_a_reason_is_given_where_steps_are_not_captured() -> None:
-    state = tiny_trainer(device=CapturingDevice())
-    assert isinstance(state.captured, CapturedOnCpu)
-    state.captured.failure = "it branches"
-    take_steps(state, random_examples(), range(2))
-    assert (captured_calls(state), state.cuda_graph_error) == (0, "it branches")
-    assert tiny_trainer().cuda_graph_error is None
-
-
 def test_bf16_is_for_the_arithmetic_alone() -> None:
     examples = random_examples()
     in_fp32 = tiny_trainer(precision="fp32", dropout=0.0)

@@ -95,21 +95,6 @@ def trainer_of(**options: Any) -> Trainer:
     return tiny_trainer(**PLAN | options)
 
 
-def test_rows_come_in_the_order_of_the_plan() -> None:
-    examples, seen = random_examples(ROWS), list[int]()
-
-    def inputs_of(rows: np.ndarray, padded_length: int) -> dict[str, torch.Tensor]:
-        seen.extend(rows.tolist())
-        return examples.inputs_of(rows, padded_length)
-
-    trainer = trainer_of(total_steps=9)
-    Diary().run(trainer, replace(examples, inputs_of=inputs_of))
-
-    plan = [trainer.plan.batches(examples, epoch=epoch) for epoch in (0, 1)]
-    planned = np.concatenate([batch.indices for batch in [*plan[0], *plan[1][:3]]])
-    assert seen == planned.tolist()
-
-
 def test_the_best_model_is_kept_and_later_ones_that_are_no_better_are_not() -> None:
     diary = Diary(scores=[0.5, 0.7, 0.7, 0.6, 0.8])
     progress = diary.run(trainer_of(total_steps=30))

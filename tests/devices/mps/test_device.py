@@ -21,47 +21,31 @@ def device(pretend_mac: Callable[..., None]) -> MpsDevice:
 
 
 @pytest.mark.parametrize(
-    ("chip", "version", "precisions"),
+    ("chip", "macos", "version", "precisions", "examples"),
     [
-        ("Apple M4", "2.12.1", ("fp32", "bf16")),
-        ("Apple M5 Pro", "2.12.1", ("fp32",)),
-        ("Apple M5", "2.13.0", ("fp32", "bf16", "fp16")),
-        ("Apple M1", "2.14.0.dev20261001", ("fp32", "bf16", "fp16")),
+        ("Apple M4", "15.6", "2.12.1", ("fp32", "bf16"), 1),
+        ("Apple M5 Pro", "15.6", "2.12.1", ("fp32",), 1),
+        ("Apple M5", "26.1", "2.13.0", ("fp32", "bf16", "fp16"), 1),
+        ("Apple M1 Pro", "26.1", "2.13.0", ("fp32", "bf16", "fp16"), 2),
+        ("Apple M1 Pro", "26.1", "2.14.0.dev20261001", ("fp32", "bf16", "fp16"), 2),
+        ("Apple M1 Pro", "26.1", "2.14.0", ("fp32", "bf16", "fp16"), 1),
+        ("Apple M1 Pro", "27.0", "2.13.0", ("fp32", "bf16", "fp16"), 1),
+        ("Apple M2", "26.1", "2.13.0", ("fp32", "bf16", "fp16"), 1),
     ],
 )
-def test_precisions_are_those_in_which_pytorch_computes_right(
-    pretend_mac: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    chip: str,
-    version: str,
-    precisions: tuple[str, ...],
-) -> None:
-    pretend_mac(chip=chip)
-    monkeypatch.setattr(torch, "__version__", version)
-    assert MpsDevice().precisions == precisions
-
-
-@pytest.mark.parametrize(
-    ("chip", "macos", "version", "examples"),
-    [
-        ("Apple M1 Pro", "26.1", "2.13.0", 2),
-        ("Apple M1 Pro", "26.1", "2.14.0", 1),
-        ("Apple M1 Pro", "15.6", "2.13.0", 1),
-        ("Apple M1 Pro", "27.0", "2.13.0", 1),
-        ("Apple M2", "26.1", "2.13.0", 1),
-    ],
-)
-def test_an_m1_with_macos_26_needs_two_examples_for_a_bias(
+def test_precisions_and_batches_are_those_that_pytorch_computes_right(
     pretend_mac: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     chip: str,
     macos: str,
     version: str,
+    precisions: tuple[str, ...],
     examples: int,
 ) -> None:
     pretend_mac(chip=chip, macos=macos)
     monkeypatch.setattr(torch, "__version__", version)
-    assert MpsDevice().shapes.min_examples == examples
+    device = MpsDevice()
+    assert (device.precisions, device.shapes.min_examples) == (precisions, examples)
 
 
 @pytest.mark.mps
@@ -111,21 +95,6 @@ def test_each_machine_without_mps_gets_its_reason_and_remedy(
         assert reason in unusable.reason
         assert remedy in unusable.remedy
         assert unusable.is_absent is (machine in (LINUX, INTEL_MAC))
-
-
-@pytest.mark.parametrize(
-    ("error", "is_out_of_memory"),
-    [
-        (RuntimeError("MPS backend out of memory (MPS allocated: 1.20 GB, other ..."), True),
-        (RuntimeError("Insufficient Memory (kIOGPUCommandBufferCallbackErrorOutOfMemory)"), True),
-        (RuntimeError("Invalid buffer size: 12.34 GiB"), True),
-        (RuntimeError("Placeholder storage has not been allocated on MPS device!"), False),
-        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"), False),
-        (ValueError("Invalid buffer size: 12"), False),
-    ],
-)
-def test_refused_memory_is_out_of_memory(error: Exception, is_out_of_memory: bool) -> None:
-    assert MpsMemory().is_out_of_memory(error) == is_out_of_memory
 
 
 @pytest.fixture
