@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from markupsafe import Markup
@@ -17,11 +18,8 @@ LEFT, RIGHT, TOP, BOTTOM = 48.0, 12.0, 8.0, 36.0
 MAX_TICKS = 5
 # A smaller range of values, absolute or relative, is drawn as one value.
 MIN_SPREAD = 1e-9
-# More points than pixels add nothing.
-MAX_POINTS = 600
-# With fewer points, each point is marked.
-MAX_MARKED_POINTS = 25
-ANY = math.nan
+# More points than pixels add nothing. With few points, each is marked.
+MAX_POINTS, MAX_MARKED_POINTS = 600, 25
 
 
 def in_percent(fraction: float) -> str:
@@ -33,7 +31,7 @@ def in_percent(fraction: float) -> str:
 class Series:
     """A line, dots, or a guide: a thin line to compare others with.
 
-    A guide of one point, with ANY in the place of a number, crosses the chart.
+    A guide of one point crosses the chart vertically; its second number is NaN.
     """
 
     name: str
@@ -51,19 +49,10 @@ class Axis:
     show: Callable[[float], str] = format_number
 
 
-@dataclass(frozen=True)
 class Scale:
     """Maps the numbers of an axis to positions in the view box, ``start`` to ``end``."""
 
-    low: float
-    high: float
-    start: float
-    end: float
-    step: float
-
-    @classmethod
-    def of(cls, axis: Axis, values: Sequence[float], start: float, end: float) -> "Scale":
-        """Return the scale of an axis for some values."""
+    def __init__(self, axis: Axis, values: Iterable[float], start: float, end: float) -> None:
         values = [value for value in values if not math.isnan(value)]
         low = min(values, default=0.0) if axis.low is None else axis.low
         high = max(values, default=1.0) if axis.high is None else axis.high
@@ -72,16 +61,11 @@ class Scale:
             widens_down = axis.low is None and high > MIN_SPREAD
             low, high = (low - size, high) if widens_down else (low, low + max(size, 1.0))
         step = _round_up((high - low) / MAX_TICKS)
-        low = math.floor(low / step + 1e-9) * step if axis.low is None else low
-        high = math.ceil(high / step - 1e-9) * step if axis.high is None else high
-        return cls(low, high, start, end, step)
-
-    @property
-    def ticks(self) -> list[float]:
-        """The numbers written along the axis."""
-        first = math.ceil(self.low / self.step - 1e-9)
-        last = math.floor(self.high / self.step + 1e-9)
-        return [self.step * number for number in range(first, last + 1)]
+        self.low = math.floor(low / step + 1e-9) * step if axis.low is None else low
+        self.high = math.ceil(high / step - 1e-9) * step if axis.high is None else high
+        self.start, self.end = start, end
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        self.ticks = [step * number for number in range(first, last + 1)]
 
     def place(self, value: float) -> float:
         """Return the position of a number, to a tenth of a unit."""
@@ -109,15 +93,17 @@ class Chart:
                 words.append(f"{series.name}: {first}, {last}.")
         return " ".join(words)
 
-    @property
+    @cached_property
     def across(self) -> Scale:
+        """The scale of the horizontal axis."""
         places = [x for series in self.series for x, _ in series.points]
-        return Scale.of(self.x, places, LEFT, WIDTH - RIGHT)
+        return Scale(self.x, places, LEFT, WIDTH - RIGHT)
 
-    @property
+    @cached_property
     def up(self) -> Scale:
+        """The scale of the vertical axis."""
         heights = [y for series in self.series for _, y in series.points]
-        return Scale.of(self.y, heights, HEIGHT - BOTTOM, TOP)
+        return Scale(self.y, heights, HEIGHT - BOTTOM, TOP)
 
     @property
     def paths(self) -> list[tuple[str, str]]:
@@ -133,22 +119,18 @@ class Chart:
     def _path(self, series: Series) -> str:
         across, up = self.across, self.up
         if series.kind == "guide" and len(series.points) == 1:
-            [(x, y)] = series.points
-            if math.isnan(x):
-                return f"M{across.start} {up.place(y)}H{across.end}"
-            return f"M{across.place(x)} {up.start}V{up.end}"
+            return f"M{across.place(series.points[0][0])} {up.start}V{up.end}"
         every = math.ceil(len(series.points) / MAX_POINTS)
         shown = [*series.points[:-1:every], *series.points[-1:]]
-        placed = [(across.place(x), up.place(y)) for x, y in shown]
+        placed = [f"{across.place(x)} {up.place(y)}" for x, y in shown]
         if series.kind == "dots":  # lines without length, with round ends
-            return "".join(f"M{x} {y}h0" for x, y in placed)
-        return "".join(f"{'L' if number else 'M'}{x} {y}" for number, (x, y) in enumerate(placed))
+            return "".join(f"M{place}h0" for place in placed)
+        return f"M{'L'.join(placed)}"
 
     def draw(self) -> Markup:
         """Return the chart as an ``svg`` element."""
         template = TEMPLATES.get_template("chart.svg.j2")
-        size = {"width": WIDTH, "height": HEIGHT}
-        return Markup(template.render(chart=self, across=self.across, up=self.up, **size))
+        return Markup(template.render(chart=self, width=WIDTH, height=HEIGHT))
 
 
 def chart_of(title: str, series: Iterable[Series], x: Axis, y: Axis) -> list[Chart]:

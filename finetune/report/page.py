@@ -3,8 +3,9 @@
 Its text is in ``report.html.j2``; here are its charts and tables.
 """
 
+import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from finetune.bench.results import BenchResults, tabulate
 from finetune.config.schema import OPTIONS, Config
 from finetune.evaluation.statistics import Calibration, Interval, measure_reliability
 from finetune.files import write_text_atomically
-from finetune.report.chart import ANY, Axis, Chart, Points, Series, chart_of, in_percent
+from finetune.report.chart import Axis, Chart, Series, chart_of, in_percent
 from finetune.report.templates import TEMPLATES, remove_folders, without_folder
 from finetune.runs.folder import RunFolder, SeveralFolder
 from finetune.runs.journal import read_warnings
@@ -48,12 +49,8 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
 
     Reports may be published, so they have only the last part of local paths.
     """
-    config, test = folder.read_config(), results.test
-    rows, mistakes = folder.read(
-        folder.predictions_file, lambda rows: (rows, results.task.mistakes(rows))
-    )
-    ends = _mark_ends(results)
-    curves = folder.read(folder.metrics_file, lambda rows: draw_curves(rows, test.metrics, ends))
+    config, facts, task = folder.read_config(), results.facts, results.task
+    rows, mistakes = folder.read(folder.predictions_file, lambda rows: (rows, task.mistakes(rows)))
     environment = folder.read(folder.environment_file, dict)
     warnings = [
         [remove_folders(text, config) for text in (warning.message, warning.remedy)]
@@ -62,9 +59,8 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
     rows_of_one_class = [row for row in rows if "probability" in row]
     probabilities = np.array([row["probability"] for row in rows_of_one_class])
     is_right = np.array([row["predicted"] == row["label"] for row in rows_of_one_class])
-    facts, name = results.facts, folder.path.resolve().name
     data, model = without_folder("data", facts.data), without_folder("model", facts.model)
-    numbers = [] if test.table else [(row["label"], row["predicted"]) for row in rows]
+    name = folder.path.resolve().name
     page = TEMPLATES.get_template("report.html.j2").render(
         name=name,
         facts=replace(facts, data=data, model=model),
@@ -76,8 +72,8 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
         date=f"{datetime.fromtimestamp(folder.config_file.stat().st_mtime):%-d %B %Y}",
         summary=summarize(results),
         run=shlex.quote(name),
-        curves=curves,
-        numbers=draw_scatter(numbers),
+        curves=folder.read(folder.metrics_file, lambda journal: draw_curves(journal, results)),
+        numbers=[] if results.test.table else draw_scatter(rows),
         classes=tabulate_classes(results),
         mistakes=mistakes,
         probabilities=show_probabilities(results.calibration, probabilities, is_right),
@@ -90,39 +86,35 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
     return folder.report_file
 
 
-def draw_curves(journal: Rows, metrics: Iterable[str], ends: Sequence[Series]) -> list[Chart]:
-    """Return the loss and the metrics of validations by epoch, as far as there are any."""
-    names = {"training": "loss", "validation": "eval_loss"}
-    losses = [Series(name, _points(journal, key)) for name, key in names.items()]
-    drawn = [METRICS[name] for name in metrics if METRICS[name].sign > 0][:MAX_CURVES]
-    curves = [Series(metric.title, _points(journal, f"eval_{metric.name}")) for metric in drawn]
-    is_percent = any(metric.is_fraction for metric in drawn)
-    values = Axis("metric", show=in_percent if is_percent else format_number)
-    return [
-        *chart_of("Loss", [*losses, *ends], _epochs(journal), Axis("loss")),
-        *chart_of("Validation metrics", [*curves, *ends], _epochs(journal), values),
-    ]
+def draw_curves(journal: Rows, results: RunResults) -> list[Chart]:
+    """Return the loss and the metrics of validations by epoch, as far as there are any.
 
-
-def _mark_ends(results: RunResults) -> list[Series]:
-    """Return guides at the epoch that was kept, and at the epoch of an early stop."""
-    training = results.training
-    steps, best, epoch = training.global_step, training.best_global_step, training.epoch
+    Guides mark the epoch that was kept, and the epoch of an early stop.
+    """
+    training, metrics = results.training, [METRICS[name] for name in results.test.metrics]
+    steps, best, last = training.global_step, training.best_global_step, training.epoch
     guides = []
     if best and results.validation_kind == "held out":
-        kept = epoch * best / steps
-        guides.append(Series(f"epoch {kept:.3g} is kept", [(kept, ANY)], "guide"))
+        kept = last * best / steps
+        guides.append(Series(f"epoch {kept:.3g} is kept", [(kept, math.nan)], "guide"))
     if steps < training.max_steps:
-        guides.append(Series(f"stopped after epoch {epoch:.3g}", [(epoch, ANY)], "guide"))
-    return guides
+        guides.append(Series(f"stopped after epoch {last:.3g}", [(last, math.nan)], "guide"))
 
+    def curve(name: str, key: str) -> Series:
+        return Series(
+            name, [(row["epoch"], row[key]) for row in journal if row.get(key) is not None]
+        )
 
-def _epochs(journal: Rows) -> Axis:
-    return Axis("epoch", low=0.0, high=float(max((row["epoch"] for row in journal), default=1)))
-
-
-def _points(journal: Rows, key: str) -> Points:
-    return [(row["epoch"], row[key]) for row in journal if row.get(key) is not None]
+    drawn = [metric for metric in metrics if metric.sign > 0][:MAX_CURVES]
+    losses = [curve("training", "loss"), curve("validation", "eval_loss")]
+    curves = [curve(metric.title, f"eval_{metric.name}") for metric in drawn]
+    is_percent = any(metric.is_fraction for metric in drawn)
+    values = Axis("metric", show=in_percent if is_percent else format_number)
+    epochs = Axis("epoch", low=0.0, high=float(max((row["epoch"] for row in journal), default=1)))
+    return [
+        *chart_of("Loss", [*losses, *guides], epochs, Axis("loss")),
+        *chart_of("Validation metrics", [*curves, *guides], epochs, values),
+    ]
 
 
 def tabulate_classes(results: RunResults) -> Table | None:
@@ -138,13 +130,12 @@ def tabulate_classes(results: RunResults) -> Table | None:
     return replace(table, columns=[*table.columns, "training rows", "misclassified as"], rows=rows)
 
 
-def draw_scatter(points: Points) -> list[Chart]:
+def draw_scatter(rows: Rows) -> list[Chart]:
     """Return predicted over true values, and the line on which they are equal."""
+    points = sorted((row["label"], row["predicted"]) for row in rows)
     numbers = [number for point in points for number in point] or [0.0]
-    series = [
-        Series("test rows", sorted(points), "dots"),
-        Series("equal", [(end, end) for end in (min(numbers), max(numbers))], "guide"),
-    ]
+    equal = [(end, end) for end in (min(numbers), max(numbers))]
+    series = [Series("test rows", points, "dots"), Series("equal", equal, "guide")]
     return chart_of("Predicted over true values", series, Axis("true"), Axis("predicted"))
 
 
@@ -260,29 +251,26 @@ def tabulate_runs(results: SeveralResults) -> Table:
             low, high = max(low, 0.0), min(high, 1.0)
         return f"{MetricValue(metric, low)} to {MetricValue(metric, high)}"
 
-    rows = [
-        [f"{kind[:-1]}-{number}", *map(str, run.test.values), f"{run.test.samples:,}"]
+    rows: list[list[object]] = [
+        [f"{kind[:-1]}-{number}", *run.test.values, f"{run.test.samples:,}"]
         for number, run in results.runs.items()
     ]
     if scores := results.scores:
-        rows.append(["all rows", *map(str, scores.values), f"{scores.samples:,}"])
-        rows.append(
-            [
-                f"95% over {scores.samples:,} rows",
-                *(span(m, results.intervals) for m in metrics),
-                "",
-            ]
-        )
-        spread = [MetricValue(metric, results.spread[metric.name]) for metric in metrics]
-        rows.append(["spread over folds (SD)", *map(str, spread), ""])
-    elif means := results.test:
-        values = [MetricValue(metric, means[metric.name].value) for metric in metrics]
-        over_rows = [
-            format_interval(value.value, samples) if value.metric.is_proportion else "–"
-            for value in values
+        count, spread = f"{scores.samples:,}", results.spread
+        rows += [
+            ["all rows", *scores.values, count],
+            [f"95% over {count} rows", *(span(each, results.intervals) for each in metrics), ""],
+            ["spread over folds (SD)", *(MetricValue(m, spread[m.name]) for m in metrics), ""],
         ]
-        rows.append(["mean", *map(str, values), ""])
-        rows.append([f"95% over {samples:,} rows", *over_rows, ""])
-        rows.append([f"95% over {len(results.runs)} seeds", *(span(m, means) for m in metrics), ""])
+    elif means := results.test:
+        over_rows = [
+            format_interval(means[each.name].value, samples) if each.is_proportion else "–"
+            for each in metrics
+        ]
+        rows += [
+            ["mean", *(MetricValue(each, means[each.name].value) for each in metrics), ""],
+            [f"95% over {samples:,} rows", *over_rows, ""],
+            [f"95% over {len(results.runs)} seeds", *(span(each, means) for each in metrics), ""],
+        ]
     columns = (kind[:-1], *(metric.title for metric in metrics), "rows")
-    return Table(kind.capitalize(), columns, rows)
+    return Table(kind.capitalize(), columns, [[*map(str, row)] for row in rows])

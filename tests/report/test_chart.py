@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from finetune.report.chart import Axis, Chart, Series
 from finetune.report.page import draw_curves
+from finetune.runs.results import RunResults
 
 UPDATES = [{"epoch": step, "loss": 1 / step} for step in range(10, 100, 10)]
 VALIDATIONS = [
     {"epoch": step, "eval_loss": 0.5, "eval_accuracy": step / 100} for step in (30, 60, 90)
 ]
-METRICS = ["accuracy", "macro_f1", "loss"]
 numbers = st.floats(-1e9, 1e9)
 
 
@@ -34,8 +34,10 @@ def test_every_point_is_within_the_picture_and_every_axis_has_ticks(
     ElementTree.fromstring(chart.draw())
 
 
-def test_a_chart_says_its_figures_in_words_and_has_the_colours_of_the_page() -> None:
-    loss, metrics = draw_curves(UPDATES + VALIDATIONS, METRICS, [])
+def test_a_chart_says_its_figures_in_words_and_has_the_colours_of_the_page(
+    results: RunResults,
+) -> None:
+    loss, metrics = draw_curves(UPDATES + VALIDATIONS, results)
     picture = ElementTree.fromstring(loss.draw())
     assert picture.attrib["role"] == "img"
     words = picture.attrib["aria-label"]
