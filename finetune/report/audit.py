@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from finetune.audit.audit import Audit, Record
+from finetune.audit.audit import Audit
 from finetune.report.chart import Axis, Chart, Series, chart_of, in_percent
 from finetune.report.templates import TEMPLATES, without_folder
 from finetune.tasks.tables import Table, format_number, percent, shorten_text
@@ -18,11 +18,20 @@ SUSPECTS, TO_LABEL, PAGE = "suspects.csv", "to_label.csv", "audit.html"
 
 
 def files_of(audit: Audit, *, batch: int) -> Mapping[str, str]:
-    """Return the files of an audit by name."""
-    files = {PAGE: render_audit(audit)}
+    """Return the files of an audit by name. The page needs no other file."""
+    page = TEMPLATES.get_template("audit.html.j2").render(
+        audit=audit,
+        name=without_folder("data", audit.data),
+        model=without_folder("model", audit.model),
+        summary=summarize(audit),
+        tables=tabulate(audit),
+        charts=draw_curve(audit),
+        curve_title=CURVE,
+    )
+    files = {PAGE: page}
     if audit.suspects:
-        rows = [{"decision": "", **record} for record in audit.suspects]
-        files[SUSPECTS] = _to_csv([*rows[0]], (map(cell_of, row.values()) for row in rows))
+        rows = (["", *map(cell_of, record.values())] for record in audit.suspects)
+        files[SUSPECTS] = _to_csv(["decision", *audit.suspects[0]], rows)
     if audit.to_label:
         texts = ((place // batch + 1, text, "") for place, text in enumerate(audit.to_label))
         files[TO_LABEL] = _to_csv(("batch", "text", "label"), texts)
@@ -44,10 +53,14 @@ def cell_of(value: Any) -> str:
 
 def summarize(audit: Audit) -> Table:
     """Return a table with one line per finding."""
-    rows = [
-        _line("near duplicates", audit.near_duplicates, ODD),
-        _line("leaks between splits", audit.leaks, BAD),
-    ]
+    rows = []
+    for what, records, mark in (
+        ("near duplicates", audit.near_duplicates, ODD),
+        ("leaks between splits", audit.leaks, BAD),
+    ):
+        count = sum(bool(record.get("labels")) for record in records)
+        note = f"{count:,} with contradictory labels" * bool(count)
+        rows.append((mark if records else GOOD, what, f"{len(records):,}", note))
     if audit.curve:
         last, twice = audit.curve.points[-1], audit.curve.forecast[0]
         value, then, low, high = map(_show(audit), (last.value, twice.value, twice.low, twice.high))
@@ -57,12 +70,6 @@ def summarize(audit: Audit) -> Table:
         mark = ODD if abs(twice.value - last.value) > 0.01 else GOOD
         rows.append((mark, "learning curve", "", f"{audit.curve.metric} {note}"))
     return Table("", ("", "what", "rows", "note"), rows, text_columns=4)
-
-
-def _line(what: str, records: Sequence[Record], mark: str) -> tuple[str, str, str, str]:
-    count = sum(bool(record.get("labels")) for record in records)
-    note = f"{count:,} with contradictory labels" * bool(count)
-    return (mark if records else GOOD, what, f"{len(records):,}", note)
 
 
 def _show(audit: Audit) -> Any:
@@ -89,15 +96,17 @@ def tabulate(audit: Audit) -> list[Table]:
             }
             for name, point in points
         ]
-    return [_tabulate(title, rows) for title, rows in records.items() if rows]
-
-
-def _tabulate(title: str, rows: Sequence[Record]) -> Table:
-    # The text follows the number of its row.
-    columns = sorted(rows[0], key=lambda name: {"row": 0, "text": 1}.get(name, 2))
-    cells = [[shorten_text(cell_of(row[name])) for name in columns] for row in rows[:MAX_ROWS]]
-    note = f"The first {MAX_ROWS} of {len(rows):,}." if len(rows) > MAX_ROWS else ""
-    return Table(title, [name.replace("_", " ") for name in columns], cells, len(columns), note)
+    tables = []
+    for title, rows in records.items():
+        if rows:
+            # The text follows the number of its row.
+            columns = sorted(rows[0], key=lambda name: {"row": 0, "text": 1}.get(name, 2))
+            shown = rows[:MAX_ROWS]
+            cells = [[shorten_text(cell_of(row[name])) for name in columns] for row in shown]
+            note = f"The first {MAX_ROWS} of {len(rows):,}." if len(rows) > MAX_ROWS else ""
+            titles = [name.replace("_", " ") for name in columns]
+            tables.append(Table(title, titles, cells, len(columns), note))
+    return tables
 
 
 def draw_curve(audit: Audit) -> list[Chart]:
@@ -111,16 +120,3 @@ def draw_curve(audit: Audit) -> list[Chart]:
     lines = [Series("measured", measured), Series("forecast", [measured[-1], *forecast], "guide")]
     value = Axis(audit.curve.metric, show=in_percent if audit.classes else format_number)
     return chart_of("By training rows", lines, Axis("rows", low=0.0), value)
-
-
-def render_audit(audit: Audit) -> str:
-    """Return ``audit.html``, which needs no other file."""
-    return TEMPLATES.get_template("audit.html.j2").render(
-        audit=audit,
-        name=without_folder("data", audit.data),
-        model=without_folder("model", audit.model),
-        summary=summarize(audit),
-        tables=tabulate(audit),
-        charts=draw_curve(audit),
-        curve_title=CURVE,
-    )
