@@ -30,7 +30,7 @@ from finetune.devices.base import Device
 from finetune.devices.host import available_bytes, gibibytes
 from finetune.distributed import read_launch
 from finetune.errors import BatchDoesNotFitError, FinetuneError, ModelUnsupportedError
-from finetune.events import Info, Trial, TrialStatus, WarningMessage, emit
+from finetune.events import Info, Trial, WarningMessage, emit
 from finetune.files import WRITTEN_BY, write_cache_json
 
 FIRST_SIZE, TARGET, TOLERANCE, SAFE_SIZE = 4, 0.985, 0.02, 0.75
@@ -126,36 +126,60 @@ class Search:
     time_limit: float = math.inf
     slows_down: bool = False
     trials: list[Trial] = field(default_factory=list)
-    # Whether a further size would have taken too long.
-    is_late: bool = False
 
     def result(self) -> Result:
         """Run all trials."""
         confirmed: set[int] = set()
-        while following := self.next_trial(confirmed):
+        self._review()
+        while following := self._next_trial(confirmed):
             size, new_process = following
-            self.add(self.run(size, new_process=new_process))
+            self.trials.append(self.run(size, new_process=new_process))
             if new_process:
                 confirmed.add(size)
-        speeds, end = self.speeds, self.safe_size()
-        safe = {size: speed for size, speed in speeds.items() if size <= end}
+            self._review()
+        high = min(self.too_big, default=self.limit + 1)
+        is_late = self.is_late or len(self.failed) > len(self.too_big)
+        predicted = None
+        if is_late and self.predicted is not None:
+            predicted = max(self.largest, min(self.predicted, high - 1))
+        safe = {size: speed for size, speed in self.speeds.items() if size <= self.safe_size}
         return Result(
             largest=self.largest,
-            first_failed=min(self.sizes("too_big"), default=None),
-            predicted_largest=self.predicted_largest(),
-            fastest=fastest_size(speeds),
-            recommended=fastest_size(safe) if safe else min(speeds),
+            first_failed=min(self.too_big, default=None),
+            predicted_largest=predicted,
+            fastest=fastest_size(self.speeds),
+            recommended=fastest_size(safe) if safe else min(self.speeds),
             trials=tuple(self.trials),
             budget_bytes=self.budget_bytes,
             peak_bytes=self.passed[self.largest].peak_bytes,
         )
 
-    def add(self, trial: Trial) -> None:
-        """Add a trial; raise an error if it ends the search."""
-        self.trials.append(trial)
+    def _review(self) -> None:
+        """Draw conclusions from the trials so far; raise an error if the last ends the search."""
         if self.slows_down:
-            self.trials = [self._judge_speed(earlier) for earlier in self.trials]
-            trial = self.trials[-1]
+            self.trials = [self._judge_speed(trial) for trial in self.trials]
+        self.too_big = {trial.batch_size for trial in self.trials if trial.status == "too_big"}
+        self.failed = {trial.batch_size for trial in self.trials if trial.status != "fits"}
+        # The last trial of each size that never failed, in ascending order.
+        last_trials = {trial.batch_size: trial for trial in self.trials}
+        self.passed = {size: last_trials[size] for size in sorted(last_trials.keys() - self.failed)}
+        self.speeds = {
+            size: trial.examples_per_second or 0.0 for size, trial in self.passed.items()
+        }
+        self.largest = max(self.passed, default=0)
+        self.tolerance = max(1, int(TOLERANCE * self.largest))
+        # The size at which memory ends, None while no slope is known.
+        peaks = {size: trial.peak_bytes for size, trial in self.passed.items() if trial.peak_bytes}
+        self.predicted = fit_memory(peaks).largest_batch(self.budget_bytes) if peaks else None
+        # The largest size, tried or not, that leaves enough memory free.
+        end = min(self.too_big, default=math.inf if self.predicted is None else self.predicted)
+        self.safe_size = max(1, math.floor(min(SAFE_SIZE * end, self.limit)))
+        # Whether a further size would have taken too long.
+        self.is_late = False
+        if self.trials:
+            self._raise_if_hopeless(self.trials[-1])
+
+    def _raise_if_hopeless(self, trial: Trial) -> None:
         if trial.status == "failed" or (trial.status == "timed_out" and trial.batch_size == 1):
             raise FinetuneError(
                 f"training at batch size {trial.batch_size} failed: {trial.reason}",
@@ -179,85 +203,58 @@ class Search:
         reason = f"it runs at {speed / best:.0%} of the speed of a smaller batch"
         return replace(trial, status="too_big", reason=reason)
 
-    def sizes(self, *statuses: TrialStatus) -> set[int]:
-        """Return the sizes of trials that ended in one of some ways."""
-        return {trial.batch_size for trial in self.trials if trial.status in statuses}
-
-    @property
-    def passed(self) -> dict[int, Trial]:
-        """The last trial of each size that never failed, in ascending order."""
-        sizes = self.sizes("fits") - self.sizes("too_big", "timed_out")
-        trials = {trial.batch_size: trial for trial in self.trials}
-        return {size: trials[size] for size in sorted(sizes)}
-
-    @property
-    def speeds(self) -> dict[int, float]:
-        """Examples per second of each size that never failed."""
-        return {size: trial.examples_per_second or 0.0 for size, trial in self.passed.items()}
-
-    @property
-    def largest(self) -> int:
-        """The largest size that never failed, 0 if there is none."""
-        return max(self.passed, default=0)
-
-    @property
-    def tolerance(self) -> int:
-        """How closely the largest size is bracketed."""
-        return max(1, int(TOLERANCE * self.largest))
-
-    def predict(self) -> int | None:
-        """Predict the size at which memory ends, None while no slope is known."""
-        peaks = {size: trial.peak_bytes for size, trial in self.passed.items() if trial.peak_bytes}
-        return fit_memory(peaks).largest_batch(self.budget_bytes) if peaks else None
-
-    def next_trial(self, confirmed: set[int]) -> tuple[int, bool] | None:
+    def _next_trial(self, confirmed: set[int]) -> tuple[int, bool] | None:
         """Return the next size, and whether it is for a new process; None at the end."""
-        size, predicted, safe_size = self.next_size(), self.predict(), self.untried_safe_size()
-        if size is not None and len(self.trials) < MAX_TRIALS - (safe_size is not None):
+        size, safe_size = self._next_size(), self.safe_size
+        is_safe_size_needed = (
+            self.passed
+            and safe_size not in {trial.batch_size for trial in self.trials}
+            and fastest_size(self.speeds) > safe_size
+            and not any(SAFE_SIZE * safe_size <= size <= safe_size for size in self.passed)
+        )
+        if size is not None and len(self.trials) < MAX_TRIALS - bool(is_safe_size_needed):
             # While the search grows, half of the time is kept for the confirmation. Later, any
             # size may be the largest, so its trial also confirms it.
-            affordable = self.affordable_size(0.5 if predicted is None else 1.0)
+            affordable = self._affordable_size(0.5 if self.predicted is None else 1.0)
             self.is_late = affordable < min(size, self.largest + self.tolerance)
             if not self.is_late:
                 size = min(size, affordable)
-                return size, predicted is not None or size in (affordable, self.limit)
+                return size, self.predicted is not None or size in (affordable, self.limit)
         if self.largest not in confirmed:
             return max(1, self.largest), True
-        if safe_size is None or len(self.trials) >= MAX_TRIALS:
-            return None
-        return (safe_size, False) if safe_size <= self.affordable_size(1.0) else None
+        is_affordable = safe_size <= self._affordable_size(1.0) and len(self.trials) < MAX_TRIALS
+        return (safe_size, False) if is_safe_size_needed and is_affordable else None
 
-    def next_size(self) -> int | None:
+    def _next_size(self) -> int | None:
         """Return the next size on the way to the largest, None once that is bracketed."""
         low = self.largest
         if not low:
             # If memory is swapped, only the speed of a smaller size shows that a larger one swaps.
             is_small = self.trials or self.slows_down
             return 1 if is_small else min(self.first or FIRST_SIZE, self.limit)
-        failed = self.sizes("too_big", "timed_out")
-        high = min(failed, default=self.limit + 1)
-        if low == self.limit or (failed and high - low <= self.tolerance):
+        high = min(self.failed, default=self.limit + 1)
+        if low == self.limit or (self.failed and high - low <= self.tolerance):
             return None
-        predicted, peak_bytes = self.predict(), self.passed[low].peak_bytes or self.budget_bytes
+        peak_bytes = self.passed[low].peak_bytes or self.budget_bytes
         # This many fit even if all of the peak so far was due to the examples.
         proportional = max(low, low * self.budget_bytes // peak_bytes)
-        if predicted is None:
+        if self.predicted is None:
             # It fits if examples took at most half of the peak so far, or if twice as many fit.
             size = max(2 * low, 2 * proportional - low)
         else:
             # If a size one tolerance larger fails, the largest size is bracketed. Beyond a
             # prediction that was too low, the distance grows.
-            target = math.ceil(TARGET * predicted)
+            target = math.ceil(TARGET * self.predicted)
             size = max(target, low + max(self.tolerance, low - target))
-        if failed and size >= high:
+        if self.failed and size >= high:
             # A size failed that the line predicted to fit. If the line is unreliable, bisect.
-            step_down = 1 - STEP_DOWN * 2 ** (len(failed) - 1)
+            step_down = 1 - STEP_DOWN * 2 ** (len(self.failed) - 1)
             size = max((low + high) // 2, int(step_down * high))
-            if predicted is None or proportional < FAR * high:
+            if self.predicted is None or proportional < FAR * high:
                 size = math.isqrt(proportional * high)
         return min(max(size, low + 1), high - 1)
 
-    def affordable_size(self, fraction: float) -> int:
+    def _affordable_size(self, fraction: float) -> int:
         """Predict the largest size whose trial ends within a fraction of the time left."""
         if not self.passed:
             return self.limit
@@ -265,28 +262,6 @@ class Search:
         seconds = fraction * (self.time_limit - sum(trial.seconds for trial in self.trials))
         examples = (seconds - last.seconds) * self.speeds[self.largest] / STEPS_PER_TRIAL
         return math.floor(min(self.largest + examples, 2 * self.limit))
-
-    def predicted_largest(self) -> int | None:
-        """Predict the largest size, if time ended the search before memory did."""
-        predicted = self.predict()
-        if predicted is None or not (self.is_late or self.sizes("timed_out")):
-            return None
-        high = min(self.sizes("too_big"), default=self.limit + 1)
-        return max(self.largest, min(predicted, high - 1))
-
-    def safe_size(self) -> int:
-        """Return the largest size, tried or not, that leaves enough memory free."""
-        end = min(self.sizes("too_big"), default=None) or self.predict()
-        return max(1, self.limit if end is None else min(self.limit, int(SAFE_SIZE * end)))
-
-    def untried_safe_size(self) -> int | None:
-        """Return a size to recommend, None if a size that passed does nearly as well."""
-        size = self.safe_size()
-        is_reached = any(SAFE_SIZE * size <= other <= size for other in self.passed)
-        is_tried = size in {trial.batch_size for trial in self.trials}
-        if not self.passed or is_reached or is_tried or fastest_size(self.speeds) <= size:
-            return None
-        return size
 
 
 def find(
