@@ -87,37 +87,34 @@ def _find(
     from finetune.batch_finder.estimate import estimate
     from finetune.batch_finder.results import Case, architecture_of
     from finetune.batch_finder.search import find, find_parts, memory_limit_bytes
-    from finetune.devices.mps.device import MpsDevice
-    from finetune.devices.select import select_device, usable_devices
     from finetune.model.load import load_shape, max_positions
     from finetune.model.mean_pooling import pool_shape_by_mean
     from finetune.model.tensor_store import cache_folder
     from finetune.runs.features import stores_features
-    from finetune.training.precision import choose_precision
 
     config, model, training = loaded.config, loaded.config.model, loaded.config.training
     tokens, rows, task, outputs = _measure_data(config, measures="max_length" not in loaded.sources)
     shape = load_shape(model.model, revision=model.revision)
-    architecture = architecture_of(shape.to_dict())
-    sizes, precisions = (cache_folder(config.cache, name) for name in ("batches", "precision"))
+    has_mean_layer = model.pooling == "mean" and pool_shape_by_mean(shape)  # adds a layer
     if mac:
         mac = replace(mac, limit_bytes=memory_limit_bytes(config.search))
-        devices: list[Device] = [MpsDevice(chip=mac.chip)]
-    else:
-        is_auto = training.device == "auto"
-        devices = [*usable_devices()] if is_auto else [select_device(training.device)]
-    for device in devices:
-        precision: str = training.precision
-        if precision == "auto" and mac:
-            precision = training.precision_without_timing
-        elif precision == "auto":
-            size = shape.hidden_size
-            precision = choose_precision(device, hidden_size=size, cache=precisions).value
+    for device, precision in _devices(config, mac, hidden_size=shape.hidden_size):
         longest = device.shapes.padded_length(tokens)
+        find_part: Callable[[Case], Result] = partial(
+            find,
+            device=device,
+            options=config.search,
+            limit=limit or rows,
+            cache=cache_folder(config.cache, "batches"),
+            is_fresh=is_fresh,
+        )
+        if mac:
+            find_part = partial(estimate, mac=mac, limit=limit or rows)
+        action = f"estimating on {mac.name}" if mac else f"searching on {device.name}"
         for mode in _modes(model.mode):
             case = Case(
                 device.name,
-                architecture,
+                architecture_of(shape.to_dict()),
                 classes=outputs,
                 mode=mode,
                 padded_length=min(longest, max_positions(shape) or longest),
@@ -125,22 +122,33 @@ def _find(
                 gradient_checkpointing=bool(training.gradient_checkpointing)
                 and mode.trains_encoder,
                 task=task,
-                has_mean_layer=model.pooling == "mean" and pool_shape_by_mean(shape),
+                has_mean_layer=has_mean_layer,
                 lora=(model.lora or DEFAULT_LORA) if mode.is_lora else None,
             )
-            find_part: Callable[[Case], Result] = partial(
-                find,
-                device=device,
-                options=config.search,
-                limit=limit or rows,
-                cache=sizes,
-                is_fresh=is_fresh,
-            )
-            if mac:
-                find_part = partial(estimate, mac=mac, limit=limit or rows)
-            action = f"estimating on {mac.name}" if mac else f"searching on {device.name}"
             is_stored = stores_features(config.cache, mode)
             yield find_parts(case, find_part, stores_features=is_stored, action=action)
+
+
+def _devices(
+    config: Config, mac: Mac | None, *, hidden_size: int
+) -> "Iterator[tuple[Device, str]]":
+    """Yield the chosen device, or all that work, each with the precision of a run."""
+    from finetune.devices.mps.device import MpsDevice
+    from finetune.devices.select import select_device, usable_devices
+    from finetune.model.tensor_store import cache_folder
+    from finetune.training.precision import choose_precision
+
+    training, cache = config.training, cache_folder(config.cache, "precision")
+    if mac:
+        yield MpsDevice(chip=mac.chip), training.precision_without_timing
+        return
+    is_auto = training.device == "auto"
+    for device in usable_devices() if is_auto else [select_device(training.device)]:
+        if training.precision == "auto":
+            choice = choose_precision(device, hidden_size=hidden_size, cache=cache)
+            yield device, choice.value
+        else:
+            yield device, training.precision
 
 
 def _measure_data(config: Config, *, measures: bool) -> tuple[int, int, str, int]:
