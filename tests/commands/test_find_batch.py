@@ -110,6 +110,11 @@ def test_the_search_computes_in_the_precision_of_a_run(
     assert all(line.split()[place] == precision for line in lines[:3])
 
 
+def test_the_layer_of_mean_pooling_counts_once(runner: SimulatedRunner, tiny_folder: Path) -> None:
+    search(model=tiny_folder, limit=1, pooling="mean")
+    assert {case.architecture["num_hidden_layers"] for case in runner.cases} == {4}
+
+
 @pytest.fixture
 def find_batch(command: Command, tiny_folder: Path, tmp_path: Path) -> Command:
     """A base M1 with 8 GB did not fit two examples when all of BERT-base trained."""
