@@ -38,7 +38,10 @@ _MODEL = [
     *("tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model"),
     *("config.json", "README.md"),
 ]
-_CHECKPOINT = ["model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"]
+_CHECKPOINT = [
+    *(f"{group}.safetensors" for group in ("model", "optimizer", "random", "best")),
+    "state.json",
+]
 _TABLE = f"table-{'[0-9a-f]' * 8}.parquet"
 _SEVERAL = [_TABLE, "predictions.jsonl", "report.html"]
 # For each kind of folder, in the order in which they are written.
@@ -46,7 +49,6 @@ NAMES: Mapping[str, list[str]] = {
     "run": [
         *(_TABLE, "config.yaml", "environment.json", "metrics.jsonl", "warnings.jsonl"),
         *("tensorboard/**/events.out.tfevents.*", "tensorboard/**/hparams.yml"),
-        *(f"checkpoints/best-[0-9]*/{name}" for name in (*_CHECKPOINT, MANIFEST)),
         *(f"checkpoints/step-[0-9]*/{name}" for name in (*_CHECKPOINT, MANIFEST)),
         *(f"adapter/{name}" for name in ("adapter_model.safetensors", *_MODEL)),
         *("adapter/adapter_config.json", "model/model.safetensors"),

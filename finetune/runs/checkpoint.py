@@ -1,14 +1,13 @@
 """The checkpoints of a run: written atomically, verified when read, and without pickle.
 
-step-N/ or best-N/
-  <group>.safetensors  a file for each group of tensors, such as model and optimizer
+step-N/
+  <group>.safetensors  a file for each group of tensors: model, optimizer, random, best
   state.json           numbers and words
   manifest.json        size and sha256 of the other files; written last
 """
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +44,10 @@ EXPECTED_SECONDS = 2.0
 
 
 class Checkpoints:
-    """The checkpoints of a run: what resuming needs, and the best model so far.
+    """The checkpoints of a run: what resuming needs, with the best model so far.
 
-    The best model stays in memory until a checkpoint is written. Files are written in the order
-    journal, best model, checkpoint: each refers only to existing files. If a file can't be written,
-    for example on a full disk, there is a warning, and the next save tries again.
+    The best model is also kept in memory. The journal is written before a checkpoint. If a file
+    can't be written, for example on a full disk, there is a warning, and the next save tries again.
 
     Only the main process reads and writes; all call each method.
     """
@@ -57,8 +55,8 @@ class Checkpoints:
     def __init__(self, folder: RunFolder, *, keep: int, device: Device, journal: Journal) -> None:
         self.folder, self.keep = folder, keep
         self._device, self._journal = device, journal
-        # The step and the parameters of the best model, until they are on the disk.
-        self._best: tuple[int, Tensors] | None = None
+        # The parameters of the best model.
+        self._best: Tensors = {}
         self._saved_at, self._seconds = time.monotonic(), EXPECTED_SECONDS
 
     def is_due(self) -> bool:
@@ -70,31 +68,17 @@ class Checkpoints:
     def save_best(self, trainer: Trainer) -> None:
         """Keep the trained parameters as the best model."""
         if distributed.is_main():
-            tensors = self._device.snapshot(trained_tensors(trainer))
-            self._best = trainer.progress.steps, tensors
+            self._best = self._device.snapshot(trained_tensors(trainer))
 
     def load_best(self, trainer: Trainer) -> None:
-        """Copy the parameters of the best model back; if they are lost, keep the last model."""
-        progress = trainer.progress
-        if progress.best_step == progress.steps:
-            return
-
-        def read() -> Tensors:
-            if self._best is None:
-                with suppress(CheckpointDamagedError, KeyError):
-                    return read_checkpoint(self._best_folder(progress.best_step))[0]["model"]
-                return {}
-            _, best = self._best
+        """Copy the parameters of the best model back."""
+        if trainer.progress.best_step != trainer.progress.steps:
             is_alone = distributed.world_size() == 1
-            return best if is_alone else {name: tensor.cpu() for name, tensor in best.items()}
+            best = self._best if is_alone else distributed.broadcast(self._best_on_cpu)
+            load_trained_tensors(trainer, best)
 
-        try:
-            load_trained_tensors(trainer, distributed.broadcast(read))
-        except StateUnusableError:
-            folder = self.folder.checkpoints_folder
-            message = f"the best model (step {progress.best_step:,}) can't be read from {folder}"
-            emit(WarningMessage(f"{message}, so the model of step {progress.steps:,} is used"))
-            progress.best_score, progress.best_step = None, progress.steps
+    def _best_on_cpu(self) -> Tensors:
+        return {name: tensor.cpu() for name, tensor in self._best.items()}
 
     @clock("saving")
     def save(self, trainer: Trainer) -> None:
@@ -107,17 +91,14 @@ class Checkpoints:
         if not distributed.is_main():
             return
         if trainer.is_over:
-            # No step is left that needs the state of the optimizer.
-            tensors["optimizer"] = {}
+            # The last steps are not needed, and the model may have been calibrated since.
+            tensors |= {"model": self._best_on_cpu(), "optimizer": {}}
+        elif self._best and progress.best_step != progress.steps:
+            tensors["best"] = self._best = self._best_on_cpu()
         started = time.monotonic()
         try:
             # After a power cut the journal has all rows up to the checkpoint.
             flush_to_disk(self.folder.metrics_file)
-            if self._best:
-                best_step, parameters = self._best
-                best = self._best_folder(best_step)
-                write_checkpoint(best, tensors={"model": parameters}, state={"steps": best_step})
-                self._best = None
             folder = self.folder.checkpoints_folder / f"step-{progress.steps}"
             write_checkpoint(folder, tensors=tensors, state=state)
             self._delete_old(progress)
@@ -130,21 +111,12 @@ class Checkpoints:
         self._saved_at = time.monotonic()
         self._seconds = self._saved_at - started
 
-    def _best_folder(self, step: int) -> Path:
-        return self.folder.checkpoints_folder / f"best-{step}"
-
     def _delete_old(self, progress: Progress) -> None:
-        """Keep the newest checkpoints up to a step, and the best models that they refer to."""
+        """Keep the newest checkpoints up to a step."""
         # Newer checkpoints were damaged, and were skipped when the run was resumed.
-        folders = [
-            folder for folder in self.folder.checkpoints if int(folder.name[5:]) <= progress.steps
-        ]
-        needed = {self._best_folder(progress.best_step), *folders[: self.keep]}
-        for folder in folders[: self.keep]:
-            with suppress(OSError, ValueError, LookupError, TypeError):
-                best_step = read_json(folder / STATE_NAME)["progress"]["best_step"]
-                needed.add(self._best_folder(best_step))
-        for path in {*self.folder.checkpoints_folder.iterdir()} - needed:
+        folders = self.folder.checkpoints
+        kept = [folder for folder in folders if int(folder.name[5:]) <= progress.steps]
+        for path in {*self.folder.checkpoints_folder.iterdir()} - {*kept[: self.keep]}:
             self.folder.delete(path.relative_to(self.folder.path).as_posix())
 
     def restore(self, trainer: Trainer) -> None:
@@ -161,9 +133,10 @@ class Checkpoints:
                     emit(WarningMessage(f"{message}: {error.__cause__ or error}"))
             raise nothing_to_resume(self.folder)
 
-        checkpoint = distributed.broadcast(restore_main)
+        tensors, state = distributed.broadcast(restore_main)
         if not distributed.is_main():
-            restore_state(trainer, *checkpoint)
+            restore_state(trainer, tensors, state)
+        self._best = tensors.get("best", tensors["model"])
 
 
 def nothing_to_resume(folder: RunFolder) -> UsageError:

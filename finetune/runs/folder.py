@@ -57,8 +57,8 @@ class RunFolder(OwnFolder):
         # The adapter of a run with LoRA, written by peft.
         self.adapter_folder = self.path / "adapter"
         self.onnx_folder = self.path / "onnx"
-        # Folders step-N with what is needed to resume after N steps, and best-N with the best model
-        # so far. They are deleted when the run is finished.
+        # Folders step-N with what is needed to resume after N steps and the best model.
+        # They are deleted when the run is finished.
         self.checkpoints_folder = self.path / "checkpoints"
         # How the model reads texts, and how confident it was on validation rows.
         self.inference_file = self.model_folder / "inference.json"
