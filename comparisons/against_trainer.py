@@ -2,9 +2,9 @@
 
 Each side runs in a separate process, alternately, on CPU or CUDA. Each repeat holds out another
 tenth of train_5500 for testing, and uses another seed. The Trainer trains the same layers, with
-its frozen layers in training mode, which is its default. The side ``ours-stored`` runs again with
-the features that ``ours`` stored. With ``--whole-command``, both sides also validate after each
-epoch; the Trainer and ``ours-each-epoch`` save after each epoch, and ``ours`` saves as by default.
+its frozen layers in training mode, which is its default. With ``--whole-command``, both sides also
+validate after each epoch; the Trainer and ``ours-each-epoch`` save after each epoch, and ``ours``
+saves as by default.
 
     python comparisons/against_trainer.py --data-dir FOLDER --device cpu --rows 640 --modes full
 
@@ -23,7 +23,7 @@ from typing import Any
 
 from shared import lower_95, measure_process
 
-SIDES = ("ours", "ours-each-epoch", "ours-stored", "trainer", "trainer-compiled", "trainer-grouped")
+SIDES = ("ours", "ours-each-epoch", "trainer", "trainer-compiled")
 MODES = ("full", "last-2", "lora", "head")
 WARMUP_FRACTION, WEIGHT_DECAY, MAX_TOKENS, CLASSES, RANK = 0.1, 0.01, 128, 6, 8
 
@@ -45,9 +45,7 @@ class Recipe:
     whole_command: bool
 
 
-def train_with_finetune(
-    recipe: Recipe, folder: Path, *, side: str, cache: Path
-) -> dict[str, float]:
+def train_with_finetune(recipe: Recipe, folder: Path, *, side: str) -> dict[str, float]:
     """Run the command; return its results."""
     flags = {
         "data": "trec",
@@ -67,7 +65,7 @@ def train_with_finetune(
         "seed": recipe.seed,
         "split-seed": recipe.seed,
         "output-dir": folder / "run",
-        "cache-dir": cache,
+        "cache-dir": folder / "cache",
     }
     if side == "ours-each-epoch":
         flags["save-strategy"] = "epoch"
@@ -147,7 +145,6 @@ def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
         )
         for split, rows in load_rows(recipe).items()
     }
-    is_grouped = side == "trainer-grouped"
     frequency = "epoch" if recipe.whole_command else "no"
     trainer = Trainer(
         model=model,
@@ -164,7 +161,6 @@ def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
             bf16=recipe.precision == "bf16",
             fp16=recipe.precision == "fp16",
             torch_compile=side == "trainer-compiled",
-            train_sampling_strategy="group_by_length" if is_grouped else "random",
             eval_strategy=frequency,
             save_strategy=frequency,
             load_best_model_at_end=recipe.whole_command,
@@ -212,12 +208,12 @@ def save_bert_base(folder: Path, *, tokenizer_folder: Path) -> Path:
     return folder
 
 
-def train(recipe: Recipe, *, side: str, cache: Path) -> dict[str, float]:
+def train(recipe: Recipe, *, side: str) -> dict[str, float]:
     """Train with one side, in a new run folder."""
     with tempfile.TemporaryDirectory() as folder:
         if side.startswith("trainer"):
             return train_with_trainer(recipe, Path(folder), side=side)
-        return train_with_finetune(recipe, Path(folder), side=side, cache=cache)
+        return train_with_finetune(recipe, Path(folder), side=side)
 
 
 def summarize(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
@@ -308,10 +304,9 @@ def main() -> None:
                     seed=seed,
                     whole_command=arguments.whole_command,
                 )
-                cache = Path(name) / f"cache-{mode}-{seed}"
                 found[mode].append({})
                 for side in arguments.sides:
-                    one = train(recipe, side=side, cache=cache)
+                    one = train(recipe, side=side)
                     found[mode][-1][side] = one
                     shown = {key: round(value, 4) for key, value in one.items()}
                     print(f"seed {seed}, {mode}, {side}: {shown}", flush=True)

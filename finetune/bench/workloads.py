@@ -26,7 +26,7 @@ from transformers import (
 
 from finetune.batch_finder.results import Case, architecture_of
 from finetune.batch_finder.trial_model import build_trial_model
-from finetune.bench import Group, Phase
+from finetune.bench import GROUPS, Group, Phase
 from finetune.bench.results import ARTICLE_TEXTS, ARTICLE_TOKENS, Row
 from finetune.config.schema import DataConfig, Mode
 from finetune.data.load import load_data
@@ -120,20 +120,15 @@ def list_workloads(
     groups: Sequence[Group], *, model: str | None, lengths: Sequence[int], is_quick: bool
 ) -> list[Workload]:
     """Return the workloads of groups, then the user's ``model``. ``lengths`` are text lengths."""
-    makers: Mapping[Group, Callable[[], list[Workload]]] = {
-        "mlp": mlp_workloads,
-        "inference": partial(inference_workloads, lengths, is_quick=is_quick),
-        "training": partial(training_workloads, lengths, is_quick=is_quick),
-        "apple": apple_workloads,
-    }
-    workloads = [workload for group in groups for workload in makers[group]()]
+    published = chain(_small_workloads(lengths, is_quick), _training_workloads(lengths, is_quick))
+    workloads = [workload for workload in published if workload.group in groups]
     if model is not None:
         _, batch = load_factory(model)
         tensors = (part for part in tree_iter(batch) if isinstance(part, torch.Tensor))
         rows = next((len(tensor) for tensor in tensors if tensor.ndim), 1)
         build = build_module(lambda: load_factory(model)[0], lambda _: batch)
         workloads.append(Workload("own", model, build, rows, min_rows=rows))
-    return workloads
+    return sorted(workloads, key=lambda workload: [*GROUPS, "own"].index(workload.group))
 
 
 def build_module(
@@ -173,43 +168,63 @@ def build_module(
     return build
 
 
-def mlp_workloads() -> list[Workload]:
-    """Return the network as published, and with its widths times 4 and 16."""
+def _small_workloads(lengths: Sequence[int], is_quick: bool) -> Iterator[Workload]:
+    """Yield the networks of three layers, predictions of BERT-base, and Apple's networks.
 
-    def workload(widths: Sequence[int]) -> Workload:
+    Predictions are for 1, 2, 4, … texts, padded to the longest of them.
+    """
+    for scale in (1, 4, 16):
+        widths = [*(scale * width for width in MLP_WIDTHS), 10]
+        build = build_module(partial(make_mlp, widths), partial(_random_batch, "input", widths[0]))
+        name = "-".join(map(str, widths))
+        yield Workload("mlp", name, build, 1024, phases=("training",))
+    build = build_module(bert_base, partial(_text_batch, lengths))
+    for rows in (2**power for power in range(5 if is_quick else 9)):
+        name = f"batch {rows}"
+        yield Workload("inference", name, build, rows, min_rows=rows, phases=("evaluation",))
+    image = (3, _PIXELS, _PIXELS)
+    networks: list[tuple[str, Callable[[], nn.Module], Callable[[int], Batch], int]] = [
+        ("ResNet-50", make_resnet50, partial(_random_batch, "pixel_values", *image), 128),
+        ("BERT-base", bert_base, partial(_text_batch, [_APPLE_TOKENS]), 64),
+        ("VGG16", make_vgg16, partial(_random_batch, "input", *image), 64),
+    ]
+    for name, make, make_batch, rows in networks:
+        build = build_module(make, make_batch, partial(torch.optim.SGD, lr=1e-3))
+        yield Workload("apple", name, build, rows)
+
+
+def _training_workloads(lengths: Sequence[int], is_quick: bool) -> Iterator[Workload]:
+    """Yield training steps as others published them, and passes over questions as a run makes.
+
+    The published steps pad every row to the same length and run the whole model. A run pads to the
+    longest row of a batch, and computes the features of a frozen encoder once.
+    """
+    for network, mode, tokens, rows in _TRAINING_STEPS:
+        if is_quick and rows > 1 and network == "BERT-base":
+            continue
         build = build_module(
-            partial(make_mlp, widths), lambda rows: {"input": torch.randn(rows, widths[0])}
+            partial(_make_published_model, network, Mode(mode)),
+            partial(_text_batch, lengths, padded_length=tokens),
+            partial(torch.optim.AdamW, lr=5e-5),
         )
-        return Workload("mlp", "-".join(map(str, widths)), build, 1024, phases=("training",))
-
-    return [workload([*(scale * width for width in MLP_WIDTHS), 10]) for scale in (1, 4, 16)]
+        name = f"{mode}, {tokens} tokens, batch {rows}"
+        name = name if network == "BERT-base" else f"{network}, {name}"
+        yield Workload("training", name, build, rows, phases=("training",))
+    for mode in ("full", "classifier"):
+        yield Workload(
+            "training",
+            f"{mode}, as finetune run",
+            partial(_build_run, Mode(mode), np.resize(lengths, ARTICLE_TEXTS)),
+            ARTICLE_TEXTS,
+            min_rows=_BATCH_SIZE,
+            phases=("training",),
+        )
 
 
 def make_mlp(widths: Sequence[int]) -> nn.Module:
     """Return linear layers of these widths, with ReLU between them."""
     layers = [[nn.Linear(before, after), nn.ReLU()] for before, after in pairwise(widths)]
     return nn.Sequential(*[*chain.from_iterable(layers)][:-1])
-
-
-def apple_workloads() -> list[Workload]:
-    """Return ResNet-50 with 128 rows per step, BERT-base and VGG16 with 64."""
-
-    def images(rows: int) -> torch.Tensor:
-        return torch.randn(rows, 3, _PIXELS, _PIXELS)
-
-    def labeled_images(rows: int) -> Batch:
-        return {"pixel_values": images(rows), "labels": torch.arange(rows) % _IMAGE_CLASSES}
-
-    networks: list[tuple[str, Callable[[], nn.Module], Callable[[int], Batch], int]] = [
-        ("ResNet-50", make_resnet50, labeled_images, 128),
-        ("BERT-base", bert_base, partial(_text_batch, [_APPLE_TOKENS]), 64),
-        ("VGG16", make_vgg16, lambda rows: {"input": images(rows)}, 64),
-    ]
-    sgd = partial(torch.optim.SGD, lr=1e-3)
-    return [
-        Workload("apple", name, build_module(make, make_batch, sgd), rows)
-        for name, make, make_batch, rows in networks
-    ]
 
 
 def make_resnet50() -> nn.Module:
@@ -235,6 +250,13 @@ def make_vgg16() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(4096, _IMAGE_CLASSES))
 
 
+def _random_batch(name: str, *shape_and_rows: int) -> Batch:
+    """Return random numbers, [rows, ...], with labels for the images of transformers."""
+    *shape, rows = shape_and_rows
+    labels = {"labels": torch.arange(rows) % _IMAGE_CLASSES} if name == "pixel_values" else {}
+    return {name: torch.randn(rows, *shape), **labels}
+
+
 def _text_batch(lengths: Sequence[int], rows: int, *, padded_length: int | None = None) -> Batch:
     """Return texts of random tokens and these lengths, by default padded to the longest."""
     tokens = torch.from_numpy(np.resize(lengths, rows))
@@ -242,40 +264,6 @@ def _text_batch(lengths: Sequence[int], rows: int, *, padded_length: int | None 
     token_ids = mask * torch.randint(_random_bert().config.vocab_size, mask.shape)
     labels = torch.arange(rows) % CLASSES
     return {"input_ids": token_ids, "attention_mask": mask, "labels": labels}
-
-
-def inference_workloads(lengths: Sequence[int], *, is_quick: bool) -> list[Workload]:
-    """Return predictions of BERT-base for 1, 2, 4, … texts, padded to the longest of them."""
-    build = build_module(bert_base, partial(_text_batch, lengths))
-    return [
-        Workload("inference", f"batch {rows}", build, rows, min_rows=rows, phases=("evaluation",))
-        for rows in (2**power for power in range(5 if is_quick else 9))
-    ]
-
-
-def training_workloads(lengths: Sequence[int], *, is_quick: bool) -> list[Workload]:
-    """Return training steps as others published them, and passes over questions as a run makes.
-
-    The published steps pad every row to the same length and run the whole model. A run pads to the
-    longest row of a batch, and computes the features of a frozen encoder once.
-    """
-    workloads = []
-    for network, mode, tokens, rows in _TRAINING_STEPS:
-        if is_quick and rows > 1 and network == "BERT-base":
-            continue
-        build = build_module(
-            partial(_make_published_model, network, Mode(mode)),
-            partial(_text_batch, lengths, padded_length=tokens),
-            partial(torch.optim.AdamW, lr=5e-5),
-        )
-        name = f"{mode}, {tokens} tokens, batch {rows}"
-        name = name if network == "BERT-base" else f"{network}, {name}"
-        workloads.append(Workload("training", name, build, rows))
-    for mode in ("full", "classifier"):
-        build = partial(_build_run, Mode(mode), np.resize(lengths, ARTICLE_TEXTS))
-        name = f"{mode}, as finetune run"
-        workloads.append(Workload("training", name, build, ARTICLE_TEXTS, min_rows=_BATCH_SIZE))
-    return [replace(workload, phases=("training",)) for workload in workloads]
 
 
 def _make_published_model(network: str, mode: Mode) -> nn.Module:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import tiny_model
-from transformers import PreTrainedModel
 
 from finetune.bench import workloads
 from finetune.bench.results import Row
@@ -19,12 +18,9 @@ from finetune.bench.workloads import (
     make_mlp,
     make_resnet50,
     make_vgg16,
-    read_lengths,
     time_workload,
-    training_workloads,
 )
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import DataNotFoundError
 
 LENGTHS = [3, 9, 5, 7]
 SHORT = Limits(step_seconds=9.0, repeat_seconds=1e-9, total_seconds=0.0)
@@ -39,16 +35,12 @@ def timed(workload: Workload) -> list[Row]:
     return time_workload(workload, CpuDevice(), SHORT, rows=rows)
 
 
-def tiny_distilbert() -> PreTrainedModel:
-    return tiny_model("distilbert")
-
-
 @pytest.fixture
 def tiny_bert(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workloads, "_random_bert", tiny_model)
     steps = [("BERT-base", "full", 16, 1), ("BERT-base", "classifier", 16, 1)]
     monkeypatch.setattr(workloads, "_TRAINING_STEPS", [*steps, ("DistilBERT", "last-1", 16, 4)])
-    monkeypatch.setattr(workloads, "make_distilbert", tiny_distilbert)
+    monkeypatch.setattr(workloads, "make_distilbert", lambda: tiny_model("distilbert"))
     monkeypatch.setattr(workloads, "ARTICLE_TOKENS", 16)
     monkeypatch.setattr(workloads, "ARTICLE_TEXTS", 40)
 
@@ -71,9 +63,7 @@ def test_the_articles_steps_change_what_its_mode_trains(
     monkeypatch.setattr(workloads, "bert_base", lambda: model)
     before = {name: one.detach().clone() for name, one in model.named_parameters()}
     [workload] = [
-        one
-        for one in training_workloads(LENGTHS, is_quick=True)
-        if one.name == f"{mode}, 16 tokens, batch 1"
+        one for one in workloads_of("training") if one.name == f"{mode}, 16 tokens, batch 1"
     ]
     workload.build(CpuDevice())(1)["training"]()
     changed = {name for name, one in model.named_parameters() if not torch.equal(one, before[name])}
@@ -113,8 +103,3 @@ def test_a_network_of_the_users_own_is_trained_and_evaluated_with_its_batch(
         ("training", 5, ""),
         ("evaluation", 5, ""),
     ]
-
-
-def test_a_folder_without_trec_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataNotFoundError, match=r"train_5500\.label"):
-        read_lengths(tmp_path)
