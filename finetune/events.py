@@ -19,18 +19,11 @@ class Info:
 
 
 @dataclass(frozen=True)
-class StageStarted:
-    """A stage of a run started, such as ``load`` or ``train``."""
+class Stage:
+    """A stage of a run, such as ``load``, started or, with its seconds, finished without error."""
 
     name: str
-
-
-@dataclass(frozen=True)
-class StageFinished:
-    """A stage of a run finished. There is no such event if it fails."""
-
-    name: str
-    seconds: float
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +81,7 @@ class Validation:
     is_best: bool
 
 
-Event = Info | StageStarted | StageFinished | Advance | Trial | WarningMessage | Step | Validation
+Event = Info | Stage | Advance | Trial | WarningMessage | Step | Validation
 Emit = Callable[[Event], None]
 
 
@@ -166,8 +159,8 @@ clock = StageClock()
 @contextmanager
 def stage(name: str, *, counts_as: str = "") -> Iterator[None]:
     """Emit that a stage started and, unless it fails, that it finished."""
-    emit(StageStarted(name))
+    emit(Stage(name))
     started = time.perf_counter()
     with clock(counts_as or name):
         yield
-    emit(StageFinished(name, time.perf_counter() - started))
+    emit(Stage(name, time.perf_counter() - started))

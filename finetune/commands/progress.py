@@ -122,12 +122,12 @@ class View:
             case events.WarningMessage():
                 remedy = f" ({event.remedy})" if event.remedy else ""
                 self._print(f"warning: {event.message}{remedy}", style="yellow")
-            case events.StageStarted():
-                self._begin(event.name)
-            case events.StageFinished():
+            case events.Stage(name=name, seconds=None):
+                self._begin(name)
+            case events.Stage(name=name, seconds=float(seconds)):
                 self._begin("")
-                if event.seconds >= MIN_STAGE_SECONDS:
-                    self._print(f"{event.name}: {duration(event.seconds)}")
+                if seconds >= MIN_STAGE_SECONDS:
+                    self._print(f"{name}: {duration(seconds)}")
             case events.Advance():
                 self._move_bar(event.done, event.total)
                 if not self._has_bar:

@@ -10,16 +10,7 @@ from rich.console import Console
 
 from finetune.commands.console import LITERAL
 from finetune.commands.progress import View, showing
-from finetune.events import (
-    Advance,
-    Event,
-    Info,
-    StageFinished,
-    StageStarted,
-    Step,
-    Validation,
-    WarningMessage,
-)
+from finetune.events import Advance, Event, Info, Stage, Step, Validation, WarningMessage
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
 EVENTS: list[Event] = [
@@ -120,14 +111,14 @@ def test_a_pipe_gets_few_lines_whatever_the_number_of_epochs(
 ) -> None:
     total = epochs * steps_per_epoch
     lines, shown = view(width=200)
-    lines.show(StageStarted("train"))
+    lines.show(Stage("train"))
     for number in range(1, total + 1):
         epoch, rest = divmod(number, steps_per_epoch)
         if number % 10 == 0 or rest == 0:
             lines.show(step(number, total=total))
         if rest == 0:
             lines.show(Validation(number, epoch, {"accuracy": 0.5}, is_best=epoch == 2))
-    lines.show(StageFinished("train", 72.0))
+    lines.show(Stage("train", 72.0))
     *progress, last = shown.getvalue().splitlines()
     assert min(epochs, 10) <= len(progress) <= max_lines
     assert progress[-1].startswith(f"epoch {epochs}.00: validation accuracy 0.5000")

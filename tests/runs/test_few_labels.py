@@ -16,7 +16,7 @@ from transformers import pipeline
 import finetune
 from finetune.commands.models import read_encoders
 from finetune.errors import InterruptionError
-from finetune.events import Event, Info, StageStarted, Step, WarningMessage
+from finetune.events import Event, Info, Stage, Step, WarningMessage
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.training import plan
@@ -120,7 +120,7 @@ def at(kind: type[Event], value: Any, act: Callable[[], None]) -> Callable[[Even
     return emit
 
 
-@pytest.mark.parametrize("stop", [(Step, 3), (Step, STEPS), (StageStarted, "test")])
+@pytest.mark.parametrize("stop", [(Step, 3), (Step, STEPS), (Stage, "test")])
 @pytest.mark.parametrize("few_run", RECIPES[:1], ids=IDS[:1], indirect=True)
 def test_a_run_stopped_within_the_contrastive_steps_resumes_bit_for_bit(
     stop: tuple[Any, Any], few_run: FewRun, train: Train, tmp_path: Path

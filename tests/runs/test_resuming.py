@@ -13,7 +13,7 @@ from tiny_runs import QUICK, have_same_bits, logged_metrics, run_tiny, unfinishe
 
 import finetune
 from finetune.errors import ConfigurationError, InterruptionError, NotARunError, UsageError
-from finetune.events import Emit, Event, Info, StageStarted, Step, WarningMessage
+from finetune.events import Emit, Event, Info, Stage, Step, WarningMessage
 from finetune.files import read_json
 from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
 from finetune.runs.folder import RunFolder
@@ -93,8 +93,8 @@ def stopped_run(kept_stopped_run: Path, tmp_path: Path) -> Path:
     [
         (at(Step, 2, press_ctrl_c), {2}),
         (at(Step, 3, press_twice), {2}),
-        pytest.param(at(StageStarted, "test", press_ctrl_c), {2, 4}, marks=pytest.mark.slow),
-        (at(StageStarted, "report", press_ctrl_c), {2, 4}),
+        pytest.param(at(Stage, "test", press_ctrl_c), {2, 4}, marks=pytest.mark.slow),
+        (at(Stage, "report", press_ctrl_c), {2, 4}),
     ],
     ids=["after an epoch", "at once", "while it evaluates", "before it writes its report"],
 )
@@ -114,7 +114,7 @@ def test_a_run_that_is_stopped_names_the_command_that_resumes_it_bit_for_bit(
 
 @pytest.mark.parametrize(
     ("strategy", "emit", "kept"),
-    [("no", at(Step, 3, press_ctrl_c), 3), ("time", at(StageStarted, "test", press_ctrl_c), 4)],
+    [("no", at(Step, 3, press_ctrl_c), 3), ("time", at(Stage, "test", press_ctrl_c), 4)],
 )
 def test_a_run_without_checkpoints_still_keeps_one_when_it_is_stopped(
     strategy: str, emit: Emit, kept: int, whole_run: Path, tiny_folder: Path, tmp_path: Path

@@ -15,7 +15,7 @@ from tiny_runs import QUICK, flags, have_same_bits, logged_metrics, run_tiny, we
 
 import finetune
 from finetune.errors import LossNotFiniteError
-from finetune.events import Event, Info, StageFinished, StageStarted, Step, Validation
+from finetune.events import Event, Info, Stage, Step, Validation
 
 
 def config_text(run: Path) -> str:
@@ -58,12 +58,13 @@ def test_events_come_in_order(tiny_folder: Path, tmp_path: Path) -> None:
     run_tiny(tmp_path / "run", model=tiny_folder, emit=emitted.append, **options)
     kinds = [type(event) for event in emitted if isinstance(event, Step | Validation)]
     assert kinds == [Step, Step, Validation]
-    started = [event.name for event in emitted if isinstance(event, StageStarted)]
+    stages = [event for event in emitted if isinstance(event, Stage)]
+    started = [event.name for event in stages if event.seconds is None]
     assert started == [
         *("data", "model", "tokenize", "features"),
         *("train", "saving", "test", "report"),
     ]
-    assert [event.name for event in emitted if isinstance(event, StageFinished)] == started
+    assert [event.name for event in stages if event.seconds is not None] == started
     stages = " ".join(event.message for event in emitted if isinstance(event, Info))
     for word in ("device", "questions", "32 train", "mode full", "learning rate 0.001", "test"):
         assert word in stages
