@@ -134,7 +134,7 @@ def test_a_calibrated_model_that_is_stopped_is_not_calibrated_twice(
     (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows]))
     options: dict[str, Any] = {"data": str(tmp_path / "rows.csv"), "task": "regression"}
     options["num_train_epochs"] = 1
-    stop = at(StageStarted, "report", press_ctrl_c)
+    stop = at(Stage, "report", press_ctrl_c)
     run_tiny(tmp_path / "whole", model=tiny_folder, **options)
     with pytest.raises(InterruptionError):
         run_tiny(tmp_path / "run", model=tiny_folder, emit=stop, **options)
