@@ -215,9 +215,9 @@ class Task(ABC):
 
         if not self.class_names:
             return pyarrow.chunked_array([pyarrow.nulls(len(labels), "string")])
-        known = set(flat_values(training).unique().to_pylist())
+        known = {*flat_values(training).unique().to_pylist()}
         unknown = map_values(labels, lambda name: None if name in known else name)
-        if not pyarrow.types.is_list(unknown.type):
+        if self.problem_type != MULTI:
             return unknown
         rows = (", ".join(filter(None, row)) or None for row in unknown.to_pylist())
         return pyarrow.chunked_array([pyarrow.array(rows, "string")])
@@ -361,12 +361,11 @@ class Task(ABC):
         """Compare logits, [rows, outputs], with the true labels; there is one row at least."""
         losses, outputs = self.evaluation_losses(logits, labels), self.read_logits(logits)
         scores = self.score_outputs(outputs, losses, labels, others=others)
-        if not (user := user_metrics()):
-            return scores
-        # Numbers are in the units of the labels.
-        predictions = logits if self.class_names else outputs.predicted
-        more = user.compute(predictions, labels, known=scores.metrics)
-        return replace(scores, metrics=scores.metrics | more)
+        if user := user_metrics():
+            # Numbers are in the units of the labels.
+            predictions = logits if self.class_names else outputs.predicted
+            scores.metrics.update(user.compute(predictions, labels, known=scores.metrics))
+        return scores
 
     def score_outputs(
         self, outputs: Outputs, losses: Array, labels: Labels, *, others: Sequence[Metric] = ()

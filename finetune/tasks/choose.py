@@ -80,11 +80,9 @@ def _reject_mistaken_numbers(distinct: set[str]) -> None:
     if len(numbers) + len(written) <= MAX_RATINGS or not is_mostly_numbers:
         return
     if written or _task_of_numbers(numbers, len(numbers))[0] is Regression:
-        listed = ", ".join(map(repr, wrong[:3]))
         raise DataError(
-            f"most labels are numbers, but these are not: {listed}",
-            remedy="write them as -1234.5, remove missing or infinite values, or use --task single "
-            "to treat each value as a class",
+            f"most labels are numbers, but these are not: {', '.join(map(repr, wrong[:3]))}",
+            remedy="write them as -1234.5, or use --task single to treat each value as a class",
         )
 
 

@@ -90,8 +90,7 @@ def choose_metric(name: str | None, problem_type: ProblemType) -> Metric:
         words = problem_type.replace("_", " ")
         raise ConfigurationError(
             f"--metric-for-best-model {name} is not a metric for {words}",
-            remedy=f"choose one of {', '.join(known)}, or a name that a function returns, passed "
-            "as compute_metrics in Python",
+            remedy=f"choose one of {', '.join(known)}, or a name that compute_metrics returns",
         )
     return METRICS[spelled]
 
@@ -175,10 +174,9 @@ def load_evaluate_metric(name: str) -> Metric:
         try:
             return function(*arguments, **options)
         except (OSError, ImportError, TypeError, ValueError) as error:
-            raise UsageError(
-                f"--evaluate-metric {name} can't be used: {error}",
-                remedy="pass a folder with a metric, or a metric of huggingface.co/evaluate-metric",
-            ) from error
+            remedy = "pass a folder with a metric, or a metric of huggingface.co/evaluate-metric"
+            message = f"--evaluate-metric {name} can't be used: {error}"
+            raise UsageError(message, remedy=remedy) from error
 
     def compute(labels: Array, predicted: Array, weights: Floats) -> float:
         result = attempt(module.compute, predictions=predicted, references=labels)

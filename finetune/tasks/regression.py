@@ -131,8 +131,7 @@ def _parse_numbers(column: "Column", numbers: set[str], *, decimal_comma: bool) 
     others = filled.filter(pc.greater(pc.abs(numbers), np.finfo(np.float32).max.item()))
     if len(others):
         raise DataError(
-            f"the label {others[0].as_py()!r} is not a number, or is too large for fp32, and the "
-            f"task is {Regression.name}",
+            f"the label {others[0].as_py()!r} is not a number, or is too large for fp32",
             remedy="correct it, or choose another --label-column or --task",
         )
     return numbers

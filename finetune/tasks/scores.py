@@ -117,8 +117,7 @@ class Scores(DisplayMixin):
         """
         name, baseline = next(iter(self.baselines.items()))
         metric, value = METRICS[name], self.metrics[name]
-        low, high = self.limits(name) or (value, value)
-        lowest = low if metric.sign > 0 else high
+        lowest = (self.limits(name) or (value, value))[metric.sign < 0]
         if metric.sign * value <= metric.sign * baseline:
             return "no better than"
         if metric.sign * lowest <= metric.sign * baseline:
