@@ -74,8 +74,7 @@ def predict_logits(
     batches = plan_evaluation(
         examples.lengths, batch_size=batch_size, padded_lengths=padded_lengths
     )
-    # Write into one tensor. Keeping a small tensor per batch would fragment the heap, which would
-    # grow with every batch.
+    # A small tensor per batch would fragment the heap.
     logits, done = torch.empty(0), 0
     for batch in batches:
         indices = batch.indices
@@ -91,7 +90,7 @@ def predict_logits(
         count = len(batch.indices)
         logits[done : done + count] = batch_logits[:count]
         done += count
-    in_planned_order = logits.cpu().numpy()
-    in_order = np.empty_like(in_planned_order)
-    in_order[np.concatenate([batch.indices for batch in batches])] = in_planned_order
+    planned = logits.cpu().numpy()
+    in_order = np.empty_like(planned)
+    in_order[np.concatenate([batch.indices for batch in batches])] = planned
     return in_order

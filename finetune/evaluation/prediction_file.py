@@ -35,10 +35,8 @@ class PredictionFile:
             raise UsageError(f"unsupported extension of {path}", remedy=remedy)
         folder = path.absolute().parent
         if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-            raise UsageError(
-                f"{path} can't be written: it is a folder, or its folder is missing or read-only",
-                remedy="choose a file in an existing, writable folder",
-            )
+            message = f"{path} is a folder, or its folder is missing or read-only"
+            raise UsageError(message, remedy="choose a file in an existing, writable folder")
         if source is not None and path.exists() and source.exists() and path.samefile(source):
             raise UsageError(f"{path} is the input file", remedy="choose another --output")
         check_output_file(path, overwrite=overwrite)
@@ -69,14 +67,15 @@ class PredictionFile:
     def write(self) -> None:
         """Write all rows to a temporary file, then rename it."""
         suffix, source = self.path.suffix.lower(), self._source
+        source_suffix = "" if source is None else source.path.suffix.lower()
         if source is None:
             frame = pandas.DataFrame(self._texts, dtype=object)
             written = FileFormat("txt", has_header=suffix != ".txt")
         else:
             frame, written = source.frame, source.format
-            if WRITERS[suffix] is not WRITERS.get(source.path.suffix.lower()):
+            if WRITERS[suffix] is not WRITERS.get(source_suffix):
                 written = FileFormat(written.kind, has_header=written.has_header)
-        if suffix in DELIMITERS and (source is None or suffix != source.path.suffix.lower()):
+        if suffix in DELIMITERS and suffix != source_suffix:
             written = replace(written, delimiter=DELIMITERS[suffix], quote='"')
         results = pandas.DataFrame(self._results, index=frame.index, dtype=object)
         frame = frame.assign(**rename_taken(dict(results.items()), frame.columns))
@@ -98,12 +97,12 @@ def _as_list(values: pandas.Series) -> list[Any]:
 
 def _as_cells(values: pandas.Series) -> pandas.Series:
     """Return values for the cells of a file: lists and similar values become JSON."""
-    cells = [cell if type(cell) in PLAIN else _as_text(cell) for cell in _as_list(values)]
-    return pandas.Series(cells, index=values.index, dtype=object)
+    return pandas.Series(map(_as_cell, _as_list(values)), index=values.index, dtype=object)
 
 
-def _as_text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str).strip('"')
+def _as_cell(value: Any) -> Any:
+    is_plain = type(value) in PLAIN
+    return value if is_plain else json.dumps(value, ensure_ascii=False, default=str).strip('"')
 
 
 def _write_delimited(path: Path, frame: pandas.DataFrame, written: FileFormat) -> None:
@@ -163,7 +162,7 @@ def _write_excel(path: Path, frame: pandas.DataFrame, written: FileFormat) -> No
         remedy = "pip install openpyxl, or write a .csv file"
         raise UsageError("writing .xlsx needs the package openpyxl", remedy=remedy) from error
     if len(frame) >= EXCEL_ROWS:
-        rows = f"{len(frame):,} rows and a header are more than an Excel sheet can hold"
+        rows = f"an Excel sheet can't have {len(frame):,} rows and a header"
         raise DataError(rows, remedy="write a .csv or .parquet file")
     cells = frame.astype(object).where(frame.notna(), None)
     cells = cells.map(_as_excel).replace(ILLEGAL_CHARACTERS_RE, "", regex=True)
@@ -176,7 +175,7 @@ def _write_excel(path: Path, frame: pandas.DataFrame, written: FileFormat) -> No
 
 def _as_excel(value: Any) -> Any:
     is_date = hasattr(value, "isoformat") and getattr(value, "tzinfo", None) is None
-    return value if type(value) in PLAIN or is_date else _as_text(value)
+    return value if is_date else _as_cell(value)
 
 
 Write = Callable[[Path, pandas.DataFrame, FileFormat], None]

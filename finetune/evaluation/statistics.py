@@ -60,9 +60,8 @@ def bootstrap(
     """Return metrics of resampled rows by name, [resamples]; each call draws the same resamples."""
     generator = np.random.default_rng(0)
     drawn = (generator.integers(rows, size=rows) for _ in range(resamples))
-    metrics = [
-        compute(np.bincount(rows_drawn, minlength=rows).astype(np.float64)) for rows_drawn in drawn
-    ]
+    counts = (np.bincount(numbers, minlength=rows).astype(np.float64) for numbers in drawn)
+    metrics = [*map(compute, counts)]
     return {name: np.array([of_resample[name] for of_resample in metrics]) for name in metrics[0]}
 
 
@@ -102,12 +101,10 @@ def measure_reliability(confidences: Floats, is_right: NDArray[np.bool_]) -> Rel
     """Compare confidence, in 0..1, with accuracy in bins of equal width: both [rows]."""
     # Summed in float64: a thousand float32 confidences near 1 would lose their last digits.
     values = np.asarray(confidences, np.float64)
-    numbers = np.clip(np.ceil(values * BINS).astype(np.int64) - 1, 0, BINS - 1)
-    counts, sums, right = (
-        np.bincount(numbers, weights, minlength=BINS) for weights in (None, values, is_right)
-    )
+    bins = np.clip(np.ceil(values * BINS).astype(np.int64) - 1, 0, BINS - 1)
+    _, bins, counts = np.unique(bins, return_inverse=True, return_counts=True)
+    sums, right = np.bincount(bins, values), np.bincount(bins, is_right)
     ece = float(np.abs(sums - right).sum() / len(values))
-    counts, sums, right = (column[counts > 0] for column in (counts, sums, right))
     columns = (sums / counts, right / counts, counts)
     return Reliability(ece, *(column.tolist() for column in columns))
 

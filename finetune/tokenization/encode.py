@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     Texts: TypeAlias = Sequence[str] | pyarrow.ChunkedArray
 
-# Texts go to the tokenizer in slices of this size. Its output, hundreds of bytes per token, then
-# fits into the processor cache: slices of 10,000 take 1.6 times as long (docs/measurements.md).
+# Texts go to the tokenizer in slices of this size, whose output fits into the processor cache:
+# slices of 10,000 take 1.6 times as long (docs/measurements.md).
 TEXTS_PER_CALL = 512
 # Fewer long texts go to the tokenizer at once, to limit memory.
 CHARACTERS_PER_CALL = 2**17
@@ -163,15 +163,14 @@ def _set_truncation(
     backend.no_padding()
     if stride is None:
         backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
-    else:
-        text_tokens = max_length - tokenizer.num_special_tokens_to_add()
-        if stride >= text_tokens:
-            raise ConfigurationError(
-                f"--stride {stride} is too large: a window of {max_length} tokens contains only "
-                f"{text_tokens} tokens of text",
-                remedy="lower --stride or raise --max-length",
-            )
-        backend.enable_truncation(max_length, stride=stride)
+        return
+    text_tokens = max_length - tokenizer.num_special_tokens_to_add()
+    if stride >= text_tokens:
+        raise ConfigurationError(
+            f"--stride {stride} is too large: a window contains {text_tokens} tokens of text",
+            remedy="lower --stride or raise --max-length",
+        )
+    backend.enable_truncation(max_length, stride=stride)
 
 
 def _pieces(texts: "Texts", pairs: "Texts | None") -> Iterator[list[Any]]:

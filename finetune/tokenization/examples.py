@@ -68,14 +68,13 @@ class Examples(ModelInputs):
     def select(self, rows: NDArray[np.int64]) -> "Examples":
         """Return some of the examples, in this order; the share of truncated texts stays."""
         inputs, windows = self.subset(self.sequences_of(rows)), self.windows
-        cut = round(self.truncated_texts * len(rows) / len(self.labels))
         return Examples(
             inputs.inputs_of,
             inputs.lengths,
             self.labels[rows],
             self.weights[rows],
-            windows=windows and replace(windows, counts=windows.counts[rows]),
-            truncated_texts=cut,
+            windows=windows and Windows(windows.counts[rows]),
+            truncated_texts=round(self.truncated_texts * len(rows) / len(self.labels)),
         )
 
     def followed_by(self, others: "Examples") -> "Examples":
@@ -155,8 +154,8 @@ def fill_batch(indices: NDArray[np.int64], *, batch_size: int) -> NDArray[np.int
 
 
 # Examples are sorted by length only within a pool of this many batches, so that texts of one length
-# meet others in every epoch. On TREC at batch size 32, padded to the longest of each batch, 97% of
-# the tokens are real with pools of 50, and 99% with the whole epoch sorted (docs/measurements.md).
+# meet others in every epoch. On TREC at batch size 32, 97% of the tokens are real with pools of 50,
+# and 99% with the whole epoch sorted (docs/measurements.md).
 BATCHES_PER_POOL = 50
 # With this few padded lengths, each has many texts in random order, so the epoch is one pool.
 FEW_PADDED_LENGTHS = 16
@@ -223,9 +222,8 @@ def plan_epoch(
     """Group the examples of one epoch into effective batches of similar lengths, in random order.
 
     Every example occurs once. The last batch may be smaller. It gets the shortest examples, because
-    devices may fill it up with repeated examples. The plan depends only on the arguments, so a
-    resumed run continues at the same place. ``lengths`` has shape [examples], ``padded_lengths``
-    ascend, epochs start at 0.
+    devices may fill it up. The plan depends only on the arguments, so a resumed run continues at
+    the same place. ``lengths`` has shape [examples], ``padded_lengths`` ascend, epochs start at 0.
     """
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(len(lengths))
