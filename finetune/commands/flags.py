@@ -106,7 +106,9 @@ def chosen_options(
     return add_flags
 
 
-def options_of(function: Callable[..., Any], *skipped: str) -> Callable[[Command], Command]:
+def options_of(
+    function: Callable[..., Any], *skipped: str, only: Collection[str] = ()
+) -> Callable[[Command], Command]:
     """Return a decorator that adds a flag for each keyword argument of a function.
 
     The docstring of the function has the help of each flag.
@@ -116,6 +118,8 @@ def options_of(function: Callable[..., Any], *skipped: str) -> Callable[[Command
     def add_flags(command: Command) -> Command:
         for name, parameter in [*signature(function).parameters.items()][::-1]:
             if parameter.kind is not Parameter.KEYWORD_ONLY or name in skipped:
+                continue
+            if only and name not in only:
                 continue
             # An argument of the function replaces the schema option with the same name.
             params: list[click.Parameter] = vars(command).get("__click_params__", [])

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from inspect import signature
 from itertools import accumulate, chain, compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,6 +16,7 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_table
+from finetune.commands.evaluate import evaluate
 from finetune.commands.progress import showing
 from finetune.commands.python_api import as_python
 from finetune.config.schema import UnitInterval
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 FIRST_CHUNK_TEXTS = 16
 MAX_CHUNK_TEXTS = 1_024
 MAX_CHUNK_CHARACTERS = 2**21
+# Options for reading a table, which evaluate has too.
+READING = ("table", "text_column", "text_pair_column", "encoding")
 WITHOUT_LINE_ENDS = str.maketrans("\t\r\n", "   ")
 # Suffixes of tables and text files.
 FILE_SUFFIXES = (
@@ -201,33 +203,16 @@ def _chunks(pieces: Iterable[Texts]) -> Iterator[Texts]:
             max_texts = min(2 * max_texts, MAX_CHUNK_TEXTS)
 
 
-def read_file(
-    run: Path,
-    file: Path,
-    *,
-    table: str | None = None,
-    text_column: str | None = None,
-    text_pair_column: str | None = None,
-    encoding: str | None = None,
-    lines: bool = False,
+def _read_file(
+    run: Path, file: Path, options: Mapping[str, Any], *, lines: bool
 ) -> Iterator[Texts]:
-    """Return the rows of a table, or the lines of a file, as they are read.
-
-    Args:
-        table: Table to read if the file or folder has several.
-        text_column: Column of the texts. Default: as in the run.
-        text_pair_column: Column of second texts. Default: as in the run.
-        encoding: Encoding of the table. Default: detected.
-        lines: Read each line of a table as a text.
-    """
+    """Return the rows of a table, or the lines of a file, as they are read."""
     folder = open_run_folder(run)
     from finetune.data.stream import read_texts
     from finetune.runs.evaluate import other_data
     from finetune.runs.manifest import reads_pairs
 
-    columns = {"text_column": text_column, "text_pair_column": text_pair_column}
-    options = flags.without_none({"table": table, "encoding": encoding, **columns})
-    data = other_data(folder, str(file), options)
+    data = other_data(folder, str(file), flags.without_none(options))
     return read_texts(file, data, as_lines=lines, reads_pairs=reads_pairs(folder))
 
 
@@ -256,7 +241,8 @@ def _as_texts(texts: Sequence[str], pairs: Sequence[str]) -> Texts:
     help="Table, or file with one text per line; - is standard input.",
 )
 @click.option("--text-pair", "pairs", multiple=True, help="Second text of each TEXT.")
-@flags.options_of(read_file)
+@flags.options_of(evaluate, only=READING)
+@click.option("--lines", is_flag=True, help="Read each line of a table as a text.")
 @flags.output_file_option(
     "Write the table with predictions to this csv, tsv, jsonl, json, parquet or xlsx file."
 )
@@ -268,6 +254,7 @@ def command(
     texts: tuple[str, ...],
     pairs: tuple[str, ...],
     file: Path | None,
+    lines: bool,
     output: Path | None,
     overwrite: bool,
     display: flags.Display,
@@ -283,8 +270,7 @@ def command(
     --output writes the table with the predictions added.
     """
     texts, file = _find_file(texts, pairs, file)
-    names = signature(read_file).parameters.keys() & options.keys()
-    reading = {name: options.pop(name) for name in names}
+    reading = {name: options.pop(name) for name in READING}
     reads_stdin = not texts and file in (None, Path("-"))
     if reads_stdin and sys.stdin is None:
         raise UsageError("standard input is closed", remedy="pass texts, or a file with --data")
@@ -303,7 +289,7 @@ def command(
             encoding = reading["encoding"]
             pieces = read_lines(sys.stdin.buffer, name="standard input", encoding=encoding)
         elif file is not None:
-            pieces = read_file(run, file, **reading)
+            pieces = _read_file(run, file, reading, lines=lines)
         model = load(run, device=options.pop("device"))
         if written:
             pieces = written.reading(pieces)
