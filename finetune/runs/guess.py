@@ -3,9 +3,9 @@
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finetune.config.schema import OPTIONS, Config, DataConfig, ModelConfig, change_options, flag_of
 from finetune.errors import FinetuneError
@@ -38,8 +38,7 @@ MIN_ENGLISH, MAX_MARKED = 0.03, 0.003
 XLM_SCRIPTS = frozenset(("ETHIOPIC", "KHMER", "LAO", "ORIYA", "SINHALA"))
 
 
-@dataclass(frozen=True)
-class Guesses:
+class Guesses(NamedTuple):
     """Guessed options; ``longer_fraction`` of the texts exceed the maximum length of the model."""
 
     table: "LoadedData"

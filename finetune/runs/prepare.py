@@ -172,9 +172,9 @@ def encode_rows(rows: Dataset, split: str, text_model: TextModel, *, config: Con
         windows=inputs.windows,
         truncated_texts=encoded.truncated_texts,
     )
-    remedy = (
-        "read whole texts with --long-texts windows" if texts.pairs is None else "shorten the texts"
-    )
+    remedy = "shorten the texts"
+    if texts.pairs is None:
+        remedy = "read whole texts with --long-texts windows"
     if options.max_length < text_model.max_tokens:
         remedy = f"raise --max-length or {remedy}"
     _report_long_texts(examples, split, remedy)
@@ -207,7 +207,7 @@ def choose_method(config: Config, task: Task, *, rows: int) -> TrainingMethod:
     Raises:
         ConfigurationError: If a requested method can't be used.
     """
-    training, obstacle = config.training, _find_obstacle(config)
+    training, obstacle, ranks = config.training, "", distributed.world_size()
     if config.model.mode.trains_encoder:
         option, choice = "contrastive", training.contrastive
         if training.fit_head == "on" and choice == "off":
@@ -222,6 +222,10 @@ def choose_method(config: Config, task: Task, *, rows: int) -> TrainingMethod:
     else:
         option, choice, is_due = "fit-head", training.fit_head, True
         reason = "a linear head is fitted on the features of the frozen encoder"
+    if ranks > 1:
+        obstacle = f"there are {ranks} processes"
+    elif training.loss == "focal":
+        obstacle = "the loss is focal, which has no single optimum"
     if choice == "on" or (option == "contrastive" and training.fit_head == "on"):
         if obstacle:
             raise ConfigurationError(
@@ -234,15 +238,6 @@ def choose_method(config: Config, task: Task, *, rows: int) -> TrainingMethod:
     ]:
         return TrainingMethod(reason=f"plain gradient descent, because {names[0]} is set")
     return TrainingMethod(True, is_contrastive=option == "contrastive", reason=reason)
-
-
-def _find_obstacle(config: Config) -> str | None:
-    """Return why no linear head can be fitted."""
-    if distributed.world_size() > 1:
-        return f"there are {distributed.world_size()} processes"
-    if config.training.loss == "focal":
-        return "the loss is focal, which has no single optimum"
-    return None
 
 
 def load_for_training(
@@ -261,11 +256,8 @@ def load_for_training(
     if config.model.pooling == "mean" and text_model.pooling != "mean":
         raise mean_pooling_unsupported_error(text_model.model)
     if is_mean and text_model.pooling != pooling:
-        emit(
-            Info(
-                f"pooling: cls, because {mean_pooling_unsupported_error(text_model.model).message}"
-            )
-        )
+        reason = mean_pooling_unsupported_error(text_model.model).message
+        emit(Info(f"pooling: cls, because {reason}"))
     mode, structure = config.model.mode, text_model.structure
     trained = trainable_parameter_names(structure, mode=mode)
     if method.fits_head:

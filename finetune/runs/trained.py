@@ -10,7 +10,6 @@ from finetune import distributed
 from finetune.config.schema import Config
 from finetune.devices.base import BatchSize, Device, move_to_device
 from finetune.devices.select import select_device
-from finetune.errors import ModelUnsupportedError
 from finetune.evaluation.predict import Predictor
 from finetune.events import WarningMessage, emit
 from finetune.model.load import TextModel, load_model, load_pretrained
@@ -36,8 +35,13 @@ class TrainedModel:
     def load(cls, folder: RunFolder, *, device: str) -> "TrainedModel":
         """Load the saved model of a run; all ranks call all methods."""
         config = read_trained_config(folder)
-        load = _load_saved if config.model.merge else _load_with_adapter
-        text_model = load(folder, config)
+        if config.model.merge:
+            task, model = folder.read_task(), str(folder.model_folder)
+            text_model = load_model(
+                model, revision=None, task=task, from_scratch=False, strict=True
+            )
+        else:
+            text_model = _load_with_adapter(folder, config)
         chosen, options = select_device(device), config.training
         move_to_device(text_model.model, chosen.torch_device)
         precision = options.precision
@@ -84,21 +88,6 @@ class TrainedModel:
         self.device.choose_attention(longest_tokens=int(examples.lengths.max()))
         padded_lengths = self.text_model.padded_lengths(lengths, self.device.shapes)
         return self.predictor.logits(examples, padded_lengths=padded_lengths)
-
-
-def _load_saved(folder: RunFolder, config: Config) -> TextModel:
-    """Load the model in a run's folder."""
-    try:
-        return load_model(
-            str(folder.model_folder),
-            revision=None,
-            task=folder.read_task(),
-            from_scratch=False,
-            strict=True,
-        )
-    except ModelUnsupportedError as error:
-        remedy = f"restore {folder.model_folder}, or train again"
-        raise ModelUnsupportedError(error.message, remedy=remedy) from error
 
 
 def _load_with_adapter(folder: RunFolder, config: Config) -> TextModel:
