@@ -114,20 +114,6 @@ def test_clearing_the_cache_keeps_what_is_no_entry(command: Command, tmp_path: P
     assert link.is_symlink()
 
 
-@pytest.mark.slow
-def test_an_export_replaces_only_an_export(
-    command: Command, finished_run: Path, tmp_path: Path
-) -> None:
-    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
-    planted = plant(tmp_path / "mine", "model.onnx", "train.py") | plant(tmp_path, "new.partial/n")
-    export = ("export", "onnx", finished_run, "--output-dir")
-    command(*export, tmp_path / "mine").assert_refused(2, "finetune did not write")
-    for _ in range(2):
-        assert command(*export, tmp_path / "new").code == 0
-        planted |= plant(tmp_path / "new", "notes.txt")
-    assert_kept(planted)
-
-
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 def test_predictions_go_to_a_new_file_unless_told(
     suffix: str, command: Command, finished_run: Path, tmp_path: Path

@@ -1,9 +1,10 @@
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny_runs import copy_run
+from tiny_runs import Command, copy_run
 
 import finetune
 from finetune.errors import NotARunError, UsageError
@@ -142,3 +143,45 @@ def test_a_damaged_run_is_named(damage: str, finished_run: Path, tmp_path: Path)
         write_jsonl(file, rows[:-1] if damage == "cut" else rows)
     with pytest.raises(NotARunError, match="other"):
         finetune.compare(finished_run, other)
+
+
+@pytest.fixture
+def other(finished_run: Path, right: list[str], tmp_path: Path) -> Path:
+    """A run with another seed that predicts all test rows correctly."""
+    return copy_run(finished_run, tmp_path / "other", answers=right, seed=7)
+
+
+def test_metrics_rows_and_options_are_tables_of_80_columns(
+    command: Command, finished_run: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    outcome = command("compare", finished_run, other, "--limit", 2)
+    assert outcome.code == 0, outcome.errors
+    lines = outcome.output.splitlines()
+    assert "270 test rows of questions" in lines
+    assert lines[-1] == "Use other: its difference from finished is significant."
+    assert any(line.split()[:2] == ["other", "100.0%"] for line in lines)
+    assert "seed    42        7" in [line.rstrip() for line in lines]
+    assert any(line.startswith("2 of ") for line in lines)
+    titles = lines.index("Only other correct")
+    assert max(map(len, lines[:titles])) <= 80
+
+
+def test_json_is_one_object_with_a_version(
+    command: Command, finished_run: Path, other: Path
+) -> None:
+    outcome = command("compare", finished_run, other, "--json")
+    [line] = outcome.output.splitlines()
+    found = json.loads(line)
+    assert found["schema_version"] == 1
+    [found] = found["groups"]
+    assert (found["baseline"], found["options"]) == ("finished", {"seed": [42, 7]})
+    first, second = found["runs"]
+    assert first["versus_baseline"] is None
+    difference = second["versus_baseline"]["differences"]["accuracy"]
+    assert difference["value"] == second["metrics"]["accuracy"] - first["metrics"]["accuracy"] > 0
+    assert difference["low"] < difference["value"] < difference["high"]
+
+
+def test_fewer_than_two_runs_are_refused(command: Command, finished_run: Path) -> None:
+    command("compare", finished_run).assert_refused(2, "nothing to compare")

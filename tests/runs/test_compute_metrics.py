@@ -8,7 +8,7 @@ import pytest
 from tiny_runs import QUICK
 
 import finetune
-from finetune.errors import ConfigurationError, UsageError
+from finetune.errors import UsageError
 from finetune.files import read_json, read_jsonl
 
 
@@ -74,13 +74,3 @@ def test_a_wrong_value_is_rejected_before_training(
     with pytest.raises(UsageError, match=words):
         finetune.run(**options, compute_metrics=lambda evaluated: returned)
     assert not (tmp_path / "run").exists()
-
-
-def test_an_unknown_metric_and_callbacks_get_a_hint(tiny_folder: Path) -> None:
-    options: dict[str, Any] = {**QUICK, "model": str(tiny_folder)}
-    with pytest.raises(ConfigurationError) as error:
-        finetune.run(**options, metric_for_best_model="f1")
-    assert "compute_metrics" in error.value.remedy
-    with pytest.raises(ConfigurationError) as error:
-        finetune.run(**options, callbacks=[])
-    assert "pass a function as emit" in error.value.remedy

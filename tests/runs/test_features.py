@@ -1,7 +1,6 @@
 """Training on stored features: the same models, and never features of another model."""
 
 import shutil
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,23 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from prepared_runs import (
-    begin_run,
-    largest_difference,
-    parameters_of,
-    prepare_tiny,
-    train_prepared,
-    train_tiny,
-    was_emitted,
-)
+from prepared_runs import largest_difference, parameters_of, prepare_tiny, train_tiny, was_emitted
 from tiny_models import ARCHITECTURES, save_tiny_model, save_uncuttable_model
 from tiny_runs import have_same_bits
 
 from finetune.devices.base import BatchSize
-from finetune.events import Event, Info, Step, WarningMessage, sent_to
+from finetune.events import Event, Info, WarningMessage, sent_to
 from finetune.runs.features import stored_features
 from finetune.runs.plan import make_plan
-from finetune.runs.prepare import RunInputs, prepare_variant
+from finetune.runs.prepare import RunInputs
 from finetune.runs.run import Run
 
 MODES: dict[str, dict[str, Any]] = {
@@ -179,28 +170,3 @@ def test_features_that_the_disk_has_no_room_for_are_computed_at_every_step(
     assert was_emitted(emitted, WarningMessage, "can't be stored (No space left on device): the")
     plain = train_tiny(tmp_path / "plain", model=tiny_folder, feature_cache=False, **options)
     assert have_same_bits(parameters_of(run), parameters_of(plain))
-
-
-def press_ctrl_c(event: Event) -> None:
-    if isinstance(event, Step) and event.step == 3:
-        signal.raise_signal(signal.SIGINT)
-
-
-@pytest.mark.parametrize(
-    ("mode", "first_has_cache", "second_has_cache"), [("last-1", True, True), ("head", False, True)]
-)
-def test_a_stopped_run_resumes_with_or_without_stored_features(
-    mode: str, first_has_cache: bool, second_has_cache: bool, tiny_folder: Path, tmp_path: Path
-) -> None:
-    options = {**CLOSE, **MODES[mode], "cache_dir": str(tmp_path / "cache")}
-    first = prepare_tiny(tiny_folder, feature_cache=first_has_cache, **options)
-    whole = train_prepared(first, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt), sent_to(press_ctrl_c):
-        train_prepared(prepare_variant(first, first.config), tmp_path / "run")
-    second = prepare_tiny(tiny_folder, feature_cache=second_has_cache, **options)
-    with begin_run(second, tmp_path / "run", resumes=True) as run:
-        run.train()
-    if first_has_cache == second_has_cache:
-        assert have_same_bits(parameters_of(run), parameters_of(whole))
-    else:
-        assert largest_difference(parameters_of(run), parameters_of(whole)) < 1e-5
