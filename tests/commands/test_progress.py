@@ -1,9 +1,6 @@
 import io
-import os
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -32,29 +29,6 @@ EVENTS: list[Event] = [
     ),
     Validation(step=20, epoch=1.0, metrics={"accuracy": 0.5, "loss": 1.25}, is_best=True),
 ]
-
-
-@contextmanager
-def terminal(monkeypatch: pytest.MonkeyPatch, stream: str) -> Iterator[io.StringIO]:
-    """Make a standard stream a terminal, and yield a list that receives its output at the end."""
-    shown = io.StringIO()
-    reading, writing = os.openpty()
-
-    def read() -> None:
-        while True:
-            try:
-                shown.write(os.read(reading, 4096).decode())
-            except OSError:  # the reader has closed its end
-                return
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    with open(writing, "w", encoding="utf-8") as file:
-        monkeypatch.setattr(f"sys.{stream}", file)
-        monkeypatch.setenv("TERM", "xterm-256color")
-        yield shown
-    reader.join()
-    os.close(reading)
 
 
 def show_all(*, is_quiet: bool = False, has_progress: bool = True) -> None:
@@ -88,17 +62,19 @@ def test_quiet_shows_warnings_only(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_terminal_shows_a_moving_line_and_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR")
-    with terminal(monkeypatch, "stderr") as shown:
-        show_all()
+    lines, shown = view(has_bar=True, force_terminal=True)
+    with lines.bar:
+        for event in EVENTS:
+            lines.show(event)
     assert "5/20" in shown.getvalue()
     assert "loss 1.500" in shown.getvalue()
     assert "step 5/20" not in shown.getvalue()
     assert COLOUR.search(shown.getvalue())
 
 
-def view(*, width: int = 80, has_bar: bool = False) -> tuple[View, io.StringIO]:
-    shown = io.StringIO()
-    return View(Console(file=shown, width=width, **LITERAL), has_bar=has_bar), shown
+def view(*, has_bar: bool = False, **options: Any) -> tuple[View, io.StringIO]:
+    console = Console(file=(shown := io.StringIO()), width=200, **LITERAL, **options)
+    return View(console, has_bar=has_bar), shown
 
 
 def step(number: int, *, total: int = 14_000) -> Step:
@@ -110,7 +86,7 @@ def test_a_pipe_gets_few_lines_whatever_the_number_of_epochs(
     epochs: int, steps_per_epoch: int, max_lines: int
 ) -> None:
     total = epochs * steps_per_epoch
-    lines, shown = view(width=200)
+    lines, shown = view()
     lines.show(Stage("train"))
     for number in range(1, total + 1):
         epoch, rest = divmod(number, steps_per_epoch)
