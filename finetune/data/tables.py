@@ -84,7 +84,7 @@ INTEGER, INTEGERS = re.compile(r"\d+"), r"\W*\d+(\W+\d+)*\W*"
 def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> LoadedData:
     """Read each split from its files; one file may hold several splits, and so may a folder."""
     tables = read_splits(files["train"], options)
-    has_published_splits = len(tables) > 1 or options.data.startswith(HUB_PREFIX)
+    are_published = len(tables) > 1 or options.data.startswith(HUB_PREFIX)
     rest = replace(options, table=None)
     for split, paths in files.items():
         if split != "train":
@@ -95,23 +95,15 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
     names = tables["train"].columns.column_names
     tables = _divide_by_column(tables, options)
     columns = _choose_columns(tables["train"], options)
-    for split, table in list(tables.items()):
-        is_other = has_published_splits and split != "train"
-        if is_other and not _has_labels(table, columns[LABEL].names):
-            remedy = "rows of the training split are held out instead"
-            emit(WarningMessage(f"the {split} split has no labels and is left out", remedy=remedy))
-            del tables[split]
-        else:
-            _check_split(split, table, columns, train=tables["train"])
+    tables = _with_labels(tables, columns, are_published=are_published)
     task, rows, unlabeled = _read_rows(tables, columns, options)
     for finding, remedy in find_odd_names(task.class_names):
         emit(WarningMessage(finding, remedy=remedy))
     _report_texts(rows["train"]["text"], path=tables["train"].path)
     splits = DatasetDict()
-    for split in rows:
-        if split != "train":
-            rows[split] = _known_rows(split, tables[split], rows, task, options)
     for split, known in rows.items():
+        if split != "train":
+            rows[split] = known = _known_rows(split, tables[split], rows, task, options)
         pairs = known["text_pair"] if PAIR in columns else None
         splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
     return LoadedData(
@@ -184,8 +176,7 @@ def _read_rows(
     }
     rows = {split: labeled for split, (labeled, _) in read.items()}
     _, unlabeled = read["train"]
-    may_join = options.task in (AUTO, Multi.name) and kind is not Regression
-    if may_join and _is_long_format(rows["train"]):
+    if options.task in (AUTO, Multi.name) and kind is not Regression:
         rows = _join_long_format(rows, options, path=train.path)
     return kind.of_labels(rows["train"]["label"], names=names), rows, unlabeled
 
@@ -235,34 +226,33 @@ def _read_empty(
     return labels
 
 
-def _is_long_format(rows: pyarrow.Table) -> bool:
+def _is_long_format(rows: pyarrow.Table, keys: Sequence[str]) -> bool:
     """Return whether many texts are in several rows, each time with another label."""
     if (every := len(rows) // LONG_FORMAT_SAMPLE) > 1:  # all rows of the texts of some lengths
         lengths = pc.binary_length(rows["text"]).to_numpy() % every
         rows = rows.filter(pyarrow.array(lengths == lengths[0]))
     if pyarrow.types.is_list(rows["label"].type):
-        if not pc.all(pc.equal(pc.list_value_length(rows["label"]), 1)).as_py():
+        lengths = pc.list_value_length(rows["label"])
+        if not pc.all(pc.equal(lengths, 1)).as_py():
             return False
-        rows = _with_flat_labels(rows)
     counted = [("label", "count"), ("label", "count_distinct")]
-    texts = rows.group_by(_text_columns(rows)).aggregate(counted)
+    texts = _with_flat_labels(rows).group_by(keys).aggregate(counted)
     repeated = texts.filter(pc.greater(texts["label_count"], 1))
     repeats, labels = (pc.sum(repeated[f"label_{name}"]).as_py() or 0 for _, name in counted)
     is_often = repeats >= max(FEW_ROWS, LONG_FORMAT_ROWS * len(rows))
     return is_often and labels >= (1 - LONG_FORMAT_REPEATS) * repeats
 
 
-def _text_columns(rows: pyarrow.Table) -> list[str]:
-    return [name for name in ("text", "text_pair") if name in rows.column_names]
-
-
 def _join_long_format(
     rows: dict[str, pyarrow.Table], options: DataConfig, *, path: Path
 ) -> dict[str, pyarrow.Table]:
-    """Return one row per text with all its labels."""
-    keys, count = _text_columns(rows["train"]), len(rows["train"])
-    texts = rows["train"].group_by(keys).aggregate([]).num_rows
-    finding = f"{count:,} rows of {path} have {texts:,} texts: many stand in several rows"
+    """Return one row per text with all its labels, if there is one per text and label."""
+    train, joined = rows["train"], {}
+    keys = [name for name in ("text", "text_pair") if name in train.column_names]
+    if not _is_long_format(train, keys):
+        return rows
+    texts = train.group_by(keys).aggregate([]).num_rows
+    finding = f"{len(train):,} rows of {path} have {texts:,} texts: many stand in several rows"
     if options.task == AUTO:
         raise UsageError(
             f"{finding}, each time with another label",
@@ -270,7 +260,6 @@ def _join_long_format(
             " which all but one of them are wrong",
         )
     emit(Info(f"{finding}, whose labels are joined"))
-    joined = {}
     for split, table in rows.items():
         groups = _with_flat_labels(table).group_by(keys, use_threads=False)
         grouped = groups.aggregate([("label", "distinct"), ("row", "min")])
@@ -306,21 +295,38 @@ def _is_garbled(text: str) -> bool:
     return False
 
 
-def _check_split(split: str, table: RawTable, columns: Columns, *, train: RawTable) -> None:
-    """Make sure that the table of a split has the columns of the training split, and labels."""
-    names, label = table.columns.column_names, columns[LABEL].names
-    missing = [name for column in columns.values() for name in column.names if name not in names]
-    if not missing and (split == "train" or _has_labels(table, label)):
-        return
-    complaint = f"has no labels: {', '.join(label)} is empty in all rows"
-    if missing:
-        listed = ", ".join(repr(name[:MAX_LABEL_LENGTH]) for name in names)
-        complaint = f"has no column {missing[0]!r} as {train.path} has, but {listed}"
-    raise DataNotFoundError(
-        f"the {split} table {table.path} {complaint}",
-        remedy=f"give both the same columns, with their names in the first row; texts without"
-        f" labels are for finetune predict RUN {table.path}",
-    )
+def _with_labels(
+    tables: Mapping[str, RawTable], columns: Columns, *, are_published: bool
+) -> dict[str, RawTable]:
+    """Return the splits that have labels and the columns of the training split.
+
+    A published split without them is left out; a file of the user is an error.
+    """
+    kept, train = {}, tables["train"]
+    for split, table in tables.items():
+        names, label = table.columns.column_names, columns[LABEL].names
+        wanted = [name for column in columns.values() for name in column.names]
+        missing = [name for name in wanted if name not in names]
+        has_labels = not missing and any(
+            pc.any(pc.not_equal(table.columns[name], "")).as_py() for name in label
+        )
+        if has_labels or split == "train":
+            kept[split] = table
+            continue
+        complaint = f"has no labels: {', '.join(label)} is empty in all rows"
+        if missing:
+            listed = ", ".join(repr(name[:MAX_LABEL_LENGTH]) for name in names)
+            complaint = f"has no column {missing[0]!r} as {train.path} has, but {listed}"
+        if are_published:
+            remedy = "rows of the training split are held out instead"
+            emit(WarningMessage(f"the {split} split is left out: it {complaint}", remedy=remedy))
+        else:
+            raise DataNotFoundError(
+                f"the {split} table {table.path} {complaint}",
+                remedy="give both the same columns, with their names in the first row; texts"
+                f" without labels are for finetune predict RUN {table.path}",
+            )
+    return kept
 
 
 def _without_repeated_headers(table: RawTable) -> RawTable:
@@ -385,11 +391,6 @@ def _split_of(value: str, *, column: str) -> str:
         return split if value.casefold() in YES else other
     word = re.search(r"[^\W\d_]+", value.casefold())
     return SPLIT_BY_VALUE.get(word[0], "") if word else ""
-
-
-def _has_labels(table: RawTable, label: Sequence[str]) -> bool:
-    columns = [table.columns[name] for name in label if name in table.columns.column_names]
-    return any(pc.any(pc.not_equal(column, "")).as_py() for column in columns)
 
 
 def _name_labels(

@@ -402,3 +402,9 @@ def test_labels_that_may_be_missing_are_pointed_out(
     outcome = load(write(tmp_path / "a.csv", f"text,label\n{rows}"))
     expected = f"class names that usually mean a missing label: {warned}"
     assert outcome.warnings == ([expected] if warned else [])
+
+
+def test_lists_of_several_labels_are_not_one_row_per_label(tmp_path: Path) -> None:
+    columns = {"text": [*texts(20), *texts(20)], "label": [*[["a", "b"]] * 20, *[[]] * 20]}
+    _, found, _ = load_frame(tmp_path / "t.jsonl", columns)
+    assert [*map(len, found["train"])] == [2] * 20 + [0] * 20
