@@ -63,10 +63,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Token counts with the tokenizer of a model, and training texts beyond limits.
-
-    ``splits`` has the result of :func:`describe_lengths` for each split.
-    """
+    """Token counts with the tokenizer of a model, and training texts beyond limits."""
 
     model: str
     max_length: int

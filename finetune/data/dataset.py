@@ -303,15 +303,14 @@ def _strata_of(table: Dataset, task: Task) -> NDArray[np.int64]:
 def _with_missing_splits(
     table: DatasetDict, options: DataConfig, *, task: Task
 ) -> dict[str, Dataset]:
-    splits, train = dict(table), table["train"]
-    rows_of_table, validation = len(train), options.validation_fraction
+    splits, train, validation = dict(table), table["train"], options.validation_fraction
+    rows_of_table = len(train)
     if validation is None:
         # Multi-label thresholds are chosen on validation rows.
         is_worth_it = rows_of_table >= MIN_ROWS_TO_VALIDATE or task.problem_type == MULTI
         validation = DEFAULT_FRACTION if is_worth_it else 0.0
     fractions = {"test": options.test_fraction, "validation": validation}
-    missing = [name for name in fractions if name not in table]
-    missing = [name for name in missing if fractions[name] or name == "test"]
+    missing = [name for name in fractions if name not in table and fractions[name]]
     texts = number_texts(*texts_of(train)) if missing else np.empty(0, np.int64)
     if missing and task.problem_type == SINGLE:
         _warn_of_contradictions(texts, _strata_of(train, task))
@@ -324,9 +323,7 @@ def _with_missing_splits(
         if mask.any():
             splits[name] = rows_where(train, mask)
             train, texts = rows_where(train, ~mask), texts[~mask]
-        elif name == "validation" and options.validation_fraction is None:
-            emit(Info("no validation split: the classes have too few rows to hold some out"))
-        else:
+        elif name == "test" or options.validation_fraction is not None:
             zero = ", or 0 for none" if name == "validation" else ""
             raise DataError(
                 f"there are too few rows for a {name} split of {max(round(rows), 1):,}:"
@@ -334,16 +331,15 @@ def _with_missing_splits(
                 f" {task.label_summary}",
                 remedy=f"add rows, or set another --{name}-fraction{zero}",
             )
-    splits["train"] = train
     if "test" in missing:
         held_out = f"a random {options.test_fraction:.0%} is held out as the test split"
         counts = f"{len(splits['test'])} of {rows_of_table} rows"
         emit(Info(f"no test file: {held_out}, {counts}"))
-    if "validation" not in splits and not validation and options.validation_fraction is None:
-        few = f"a tenth of {rows_of_table} rows is too few to choose a model"
+    if "validation" not in splits and options.validation_fraction is None:
+        few = f"the table, with {rows_of_table} rows, or its classes have too few rows"
         hint = f"--validation-fraction {DEFAULT_FRACTION} holds out a tenth"
         emit(Info(f"no validation split: {few}; {hint}"))
-    return splits
+    return splits | {"train": train}
 
 
 def sample_rows(strata: NDArray[np.int64], *, rows: int, seed: int) -> NDArray[np.bool_]:

@@ -72,23 +72,27 @@ def _frame_of(table: Any) -> pandas.DataFrame:
     """Return rows or columns of plain Python, numpy or scikit-learn as a frame of objects."""
     if isinstance(table, Mapping):
         return _frame_of_mapping(table)
-    is_row = isinstance(table, tuple) and all(
+    are_rows = isinstance(table, tuple) and all(
         isinstance(row, tuple) and len(row) in (2, 3) for row in table
     )
-    if isinstance(table, tuple) and len(table) == 2 and not is_row:
-        columns = dict(zip(("text", "label"), map(_listed, table), strict=True))
-        return pandas.DataFrame(columns, dtype=object)
+    if isinstance(table, tuple) and len(table) == 2 and not are_rows:
+        table = dict(zip(("text", "label"), map(_listed, table), strict=True))
+        return pandas.DataFrame(table, dtype=object)
     rows = table if hasattr(table, "dtype") else list(table)
     frame = pandas.DataFrame(rows, dtype=object)
-    if isinstance(frame.columns, pandas.RangeIndex) and len(rows):  # columns without names
-        if len(frame.columns) == 3:
-            return frame.set_axis(["text", "text_pair", "label"], axis="columns")
-        if len(frame.columns) != 2:
-            raise TypeError(f"its rows are like {rows[0]!r:.60}, without text and label")
-        recurs = [len({*map(str, frame[column])}) <= len(frame) / 2 for column in frame]
-        names = ["label", "text"] if recurs == [True, False] else ["text", "label"]
-        return frame.set_axis(names, axis="columns")
-    return frame
+    if not isinstance(frame.columns, pandas.RangeIndex) or not len(rows):
+        return frame
+    names = {2: ["text", "label"], 3: ["text", "text_pair", "label"]}.get(len(frame.columns))
+    if names is None:
+        raise TypeError(f"its rows are like {rows[0]!r:.60}, without text and label")
+    if [_recurs(frame[column]) for column in frame] == [True, False]:
+        names = ["label", "text"]
+    return frame.set_axis(names, axis="columns")
+
+
+def _recurs(values: Any) -> bool:
+    """Return whether values are classes, because there are few distinct ones."""
+    return len({*map(str, values)}) <= len(values) / 2
 
 
 def _frame_of_mapping(table: Mapping[Any, Any]) -> pandas.DataFrame:
@@ -102,8 +106,7 @@ def _frame_of_mapping(table: Mapping[Any, Any]) -> pandas.DataFrame:
         return pandas.DataFrame([table], dtype=object)
     columns = {str(name): _listed(values) for name, values in table.items()}
     has_texts = all(isinstance(text, str) for values in columns.values() for text in values[:100])
-    recurs = any(len({*map(str, values)}) <= len(values) / 2 for values in columns.values())
-    if has_texts and not recurs and not are_known_names(columns):
+    if has_texts and not any(map(_recurs, columns.values())) and not are_known_names(columns):
         rows = [(text, label) for label, texts in columns.items() for text in texts]
         return pandas.DataFrame(rows, columns=["text", "label"], dtype=object)
     return pandas.DataFrame(columns, dtype=object)
@@ -124,17 +127,15 @@ def _listed(values: Any) -> Any:
 
 def _array(values: Any, *, mixes: bool = True) -> Any:
     """Return values as Arrow; values of several types become text."""
+    if hasattr(values, "__arrow_c_stream__") and not hasattr(values, "iloc"):
+        return pyarrow.chunked_array(values)
     try:
-        if hasattr(values, "__arrow_c_stream__") and not hasattr(values, "iloc"):
-            return pyarrow.chunked_array(values)
         return pyarrow.array(values, from_pandas=True)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError):
         if not mixes:
             raise
-        values = [
-            sorted(value) if isinstance(value, set | frozenset) else value for value in values
-        ]
-        return pyarrow.array(map(as_text, values), "string")
+    values = [sorted(value) if isinstance(value, set | frozenset) else value for value in values]
+    return pyarrow.array(map(as_text, values), "string")
 
 
 def write_table(table: Any, folder: Path) -> Path:
@@ -152,13 +153,13 @@ def write_table(table: Any, folder: Path) -> Path:
 def read_texts(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Texts:
     """Return one text, or all texts of a list, a column or a table."""
     if isinstance(texts, str) or (isinstance(texts, tuple) and len(texts) == 2 and reads_pairs):
-        return texts_of_list([texts])
+        texts = [texts]
     is_rows = isinstance(texts, list) and isinstance(next(iter(texts), None), Mapping)
     names = ("columns", "column_names", "read_all")
     is_frame = isinstance(texts, Mapping) or any(hasattr(texts, name) for name in names)
     has_fields = getattr(getattr(texts, "dtype", None), "names", None)
     if not (is_rows or is_frame or has_fields):
-        return texts_of_list(texts)
+        return _texts_of_list(texts)
     table = as_arrow(texts)
     if not table.num_rows:
         return Texts([], [] if reads_pairs else None)
@@ -166,7 +167,7 @@ def read_texts(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Texts:
     return texts_of(source, options, reads_pairs=reads_pairs)
 
 
-def texts_of_list(texts: Any) -> Texts:
+def _texts_of_list(texts: Any) -> Texts:
     """Return a list, Series or other column of texts, or of pairs as tuples."""
     try:
         values = plain(pyarrow.chunked_array([_array(_listed(texts), mixes=False)]))

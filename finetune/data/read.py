@@ -58,11 +58,9 @@ class FileFormat:
     """The format of a file, so that another file can be written in the same format.
 
     Args:
-        kind: ``csv`` (of any delimiter), ``jsonl``, ``json``, ``parquet``, ``excel`` or
-            ``fasttext``.
+        kind: ``csv`` (of any delimiter), ``jsonl``, ``json``, ``parquet``, ``excel``, ``fasttext``.
         encoding: As Python names it; ``utf-8-sig`` and ``utf-16`` begin with a byte-order mark.
         metadata: Schema metadata of a Parquet file, with the class names.
-        names: Column names, some of which may be empty.
     """
 
     kind: str
@@ -104,13 +102,9 @@ class SourceTable:
 
 @dataclass(frozen=True)
 class RawTable:
-    """The columns of a file, every value as text, before their meaning is known.
+    """The columns of a file, every value as text, which is empty for missing ones; lists are JSON.
 
-    Args:
-        columns: Empty text where a value is missing; lists are JSON.
-        place: Returns the place of a row, counted from 0: ``line 7 of reviews.csv``.
-        numbers: The row numbers in the file, from 0: [rows].
-        class_names: The class names per column, if the file has them.
+    ``numbers`` are the row numbers in the file, from 0: [rows].
     """
 
     path: Path
@@ -209,11 +203,9 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
 
 def _find_kind(content: Content) -> str:
     """Return the kind of a file from its content or, if that is ambiguous, its suffix."""
-    start = content.start(START_BYTES)
+    start, path = content.start(START_BYTES), content.path
     if not start:
-        raise DataUnreadableError(
-            f"{content.path} is empty", remedy="copy, download or export it again"
-        )
+        raise DataUnreadableError(f"{path} is empty", remedy="copy, download or export it again")
     if start.startswith(b"PAR1"):
         return "parquet"
     if is_workbook(content):
@@ -223,19 +215,15 @@ def _find_kind(content: Content) -> str:
     is_named_json = content.suffix in (".json", ".jsonl", ".ndjson")
     is_json = is_named_json and start.startswith((b"[", b"{", b'"'))
     if is_json or re.match(rb'\{\s*"([^"\\]|\\.)*"\s*:|\[\s*[\[{]\s*"', start):
-        return "jsonl" if _is_json_lines(content) else "json"
+        with content.open() as file:
+            filled = (line for line in map(bytes.strip, file) if line)
+            first, second = next(filled, b""), next(filled, b"")
+        is_object = first.removeprefix(b"\xef\xbb\xbf").startswith(b"{") and first.endswith(b"}")
+        are_lines = bool(second) or (content.suffix != ".json" and b"}{" not in first)
+        return "jsonl" if is_object and are_lines else "json"
     if content.suffix == ".ft" or re.match(rb"(?i)(.*\s)?__label__\S", start):
         return "fasttext"
     return "csv"
-
-
-def _is_json_lines(content: Content) -> bool:
-    """Return whether a JSON file has one object per line."""
-    with content.open() as file:
-        filled = (line for line in map(bytes.strip, file) if line)
-        first, second = next(filled, b""), next(filled, b"")
-    is_object = first.removeprefix(b"\xef\xbb\xbf").startswith(b"{") and first.endswith(b"}")
-    return is_object and (bool(second) or (content.suffix != ".json" and b"}{" not in first))
 
 
 def frame_of(table: pyarrow.Table) -> pandas.DataFrame:

@@ -88,7 +88,7 @@ def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator
 def read_texts(
     path: Path, options: "DataConfig", *, as_lines: bool, reads_pairs: bool = False
 ) -> Iterator[Texts]:
-    """Return the texts of a table's text column, or the lines of another file, as they are read."""
+    """Return the texts of the text column of a table, or the lines of another file."""
     from finetune.data.delimited import has_columns_of_run
     from finetune.data.encoding import find_text
     from finetune.data.packed import Content, unpack
@@ -100,16 +100,14 @@ def read_texts(
     if not is_there(path):
         raise DataNotFoundError(f"there is no file {path}", remedy="check the name and the folder")
     is_table = path.suffix.lower() in TABLE_SUFFIXES and path.suffixes[-2:-1] != [".txt"]
-    if is_table and not as_lines:
-        return iter([texts_of(read_source(path, options), options, reads_pairs=reads_pairs)])
     content, encoding = Content(path), options.encoding
-    if path.is_file():
+    if path.is_file() and (as_lines or not is_table):
         content = unpack(path)
         text = find_text(content, encoding=encoding)
         encoding = text.encoding
-        if not as_lines and has_columns_of_run(next(text.lines(), (0, ""))[1], options):
-            source = read_source(path, options)
-            return iter([texts_of(source, options, reads_pairs=reads_pairs)])
+        is_table = has_columns_of_run(next(text.lines(), (0, ""))[1], options)
+    if is_table and not as_lines:
+        return iter([texts_of(read_source(path, options), options, reads_pairs=reads_pairs)])
     return read_lines(content.open(), name=str(path), encoding=encoding)
 
 

@@ -65,8 +65,9 @@ def load_trec(options: DataConfig) -> LoadedData:
     is_fine = options.label == "label-fine"
     task, splits = Single(FINE if is_fine else COARSE), DatasetDict()
     for split, rows in read.items():
-        fine = rows["fine_label"]
-        labels = fine if is_fine else map_values(fine, lambda name: name.partition(":")[0])
+        labels = rows["fine_label"]
+        if not is_fine:
+            labels = map_values(labels, lambda name: name.partition(":")[0])
         splits[split] = make_dataset(rows["text"], labels, task=task)
     return LoadedData(splits, task, sources)
 
@@ -95,31 +96,25 @@ def _parse(path: Path) -> pyarrow.Table:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = content.decode("iso-8859-1")
-    rows = []
+    rows: dict[str, list[str]] = {"fine_label": [], "text": []}
     for number, line in enumerate(io.StringIO(text, newline=None), start=1):
         # One space of the training file is the byte 0xF0 by accident ("sister city"); the Hub's
         # versions mend it in this way too.
         label, _, question = line.replace("\xf0", " ").strip().partition(" ")
         if label in FINE and question:
-            rows.append({"fine_label": label, "text": question.strip()})
+            rows["fine_label"].append(label)
+            rows["text"].append(question.strip())
         elif label:
             raise DataUnreadableError(
                 f"line {number} of {path} is not a class followed by a question: {line[:60]!r}",
                 remedy="write it as 'NUM:date When was the telephone invented ?', in one of the 50"
                 " classes",
             )
-    if not rows:
-        remedy = f"download {ORIGINAL_ADDRESS} again"
-        raise DataUnreadableError(f"{path} has no questions", remedy=remedy)
-    return pyarrow.Table.from_pylist(rows)
+    return pyarrow.table(rows)
 
 
 def load_questions(options: DataConfig) -> LoadedData:
-    """Load the bundled questions: 135 per class to train, 45 to test.
-
-    They were written for this project, in mixed order, so that the first rows of a split have all
-    classes.
-    """
+    """Load the bundled questions, in mixed order: 135 per class to train, 45 to test."""
     emit(Info("reading the bundled questions"))
     content = files("finetune.data").joinpath("questions.jsonl").read_bytes()
     rows = pyarrow.Table.from_pylist([json.loads(line) for line in content.splitlines()])

@@ -71,6 +71,9 @@ def test_lines_below_the_columns_of_a_run_are_a_table(tmp_path: Path) -> None:
     [texts] = read_texts(path, options, as_lines=False)
     assert texts[:].texts == ["sehr gut", "na ja"]
     assert texts_in(path)[0] == "Nr\tAntwort"
+    path = path.with_suffix(".csv")
+    path.write_text("Grüße\n", encoding="cp1252")
+    assert texts_in(path, as_lines=True) == ["Grüße"]
 
 
 class Pipe(io.BytesIO):
