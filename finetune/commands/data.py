@@ -62,12 +62,11 @@ def check_data(config: Config) -> dict[str, Any]:
         original = DatasetDict({name: loaded.splits[name] for name in names})
         lengths = measure_tokens(original, config.model)
     findings = check_splits(original, loaded.task)
-    reads_pairs = "text_pair" in original["train"].column_names
     return {
         "data": config.data.data,
         "rows_of_a_run": {split: len(rows) for split, rows in splits.items()},
         "lengths": lengths,
-        "suggestions": suggest_changes(findings, lengths=lengths, reads_pairs=reads_pairs),
+        "suggestions": suggest_changes(findings, lengths=lengths),
         "expectation": expect(config, splits["train"], loaded.task),
         "warnings": warnings,
         **findings.checks,

@@ -7,7 +7,6 @@ Both are frames with a row per text: ``text``, ``number``, which equal texts sha
 
 import difflib
 import re
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +36,7 @@ MAX_UNKNOWN = 0.05
 # With a vocabulary that has words of the script, tokens per letter reach about 0.75 (for Korean).
 MAX_TOKENS_PER_LETTER, MAX_TOKENS_PER_CHARACTER = 0.85, 1.3
 SCRIPT_TEXTS, SCRIPT_WORDS = 1_000, 5_000
+FIRST_LETTER_BEYOND_LATIN, EAST_ASIAN = "\u0370", re.compile("[\u3040-\u30ff\u4e00-\u9fff]")
 # The vocabulary of the default model is English.
 MULTILINGUAL_MODEL = "bert-base-multilingual-cased"
 # Findings of a check in a split, as in the JSON: counts and a few examples.
@@ -233,45 +233,35 @@ def suggest_model(
     tokens: int,
 ) -> Suggestion | None:
     """Suggest another model if the vocabulary does not cover the language of the texts."""
-    share, script = unknown_tokens / max(tokens, 1), find_spelled_script(tokenizer, texts)
+    share = unknown_tokens / max(tokens, 1)
     if share > MAX_UNKNOWN:
         finding = f"{share:.0%} of the tokens are not in the vocabulary of the model"
-    elif script:
-        finding = (
-            f"the texts are in {script} letters, and the vocabulary of the model has single letters"
-            " but hardly any words of it"
-        )
+    elif _are_spelled(tokenizer, texts):
+        finding = "the vocabulary of the model has only single letters of the script of the texts"
     else:
         return None
     model = f"use --model {MULTILINGUAL_MODEL}, or another model for the language of the texts"
     return Suggestion(finding, model)
 
 
-def find_spelled_script(
-    tokenizer: "PreTrainedTokenizerFast", texts: pyarrow.ChunkedArray
-) -> str | None:
-    """Return the script of most words of the first texts if tokens are mostly single letters.
+def _are_spelled(tokenizer: "PreTrainedTokenizerFast", texts: pyarrow.ChunkedArray) -> bool:
+    """Return whether most words are in another script, and their tokens mostly single letters.
 
     In Chinese and Japanese one token per letter is normal; several are bytes of unknown letters.
     """
     words = " ".join(texts[:SCRIPT_TEXTS].to_pylist()).split()[:SCRIPT_WORDS]
-    letters = (next(filter(str.isalpha, word), "a") for word in words)
-    scripts = [unicodedata.name(letter, "LATIN").split(" ")[0] for letter in letters]
-    script = max(dict.fromkeys(["LATIN", *scripts]), key=scripts.count)
-    if script == "LATIN":
-        return None
-    spelled = [word for word, other in zip(words, scripts, strict=True) if other == script]
-    encoded = tokenizer.backend_tokenizer.encode_batch_fast(spelled, add_special_tokens=False)
-    is_east_asian = script in ("CJK", "HIRAGANA", "KATAKANA")
-    most = MAX_TOKENS_PER_CHARACTER if is_east_asian else MAX_TOKENS_PER_LETTER
-    is_spelled = sum(map(len, encoded)) > most * sum(map(str.isalpha, "".join(spelled)))
-    name = script if script == "CJK" else script.capitalize()
-    return name if is_spelled else None
+    foreign = [word for word in words if max(word) >= FIRST_LETTER_BEYOND_LATIN]
+    if 2 * len(foreign) <= len(words):
+        return False
+    encoded = tokenizer.backend_tokenizer.encode_batch_fast(foreign, add_special_tokens=False)
+    letters = "".join(filter(str.isalpha, "".join(foreign)))
+    east_asian = len(EAST_ASIAN.findall(letters))
+    usual = MAX_TOKENS_PER_CHARACTER * east_asian
+    usual += MAX_TOKENS_PER_LETTER * (len(letters) - east_asian)
+    return sum(map(len, encoded)) > usual > 0
 
 
-def suggest_changes(
-    findings: Findings, *, lengths: Lengths | None, reads_pairs: bool = False
-) -> list[Suggestion]:
+def suggest_changes(findings: Findings, *, lengths: Lengths | None) -> list[Suggestion]:
     """Return suggestions for the user; ``lengths`` is ``None`` without a tokenizer."""
     classes = findings.classes["train"]
     changes = [*find_imbalance(classes)] if classes else []
@@ -290,7 +280,6 @@ def suggest_changes(
     if lengths and lengths.beyond_model:
         share = lengths.beyond_model / findings.rows["train"]
         long = f"training texts longer than the model can read at once: {lengths.beyond_model:,}"
-        windows = "use --long-texts windows, which reads whole texts"
-        remedy = "shorten the longer text of each pair" if reads_pairs else windows
+        remedy = "use --long-texts windows, which reads whole texts, or shorten those of pairs"
         changes.append(Suggestion(f"{long} ({share:.1%})", remedy))
     return changes

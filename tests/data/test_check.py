@@ -139,22 +139,14 @@ def letters_of(*scripts: str, words: Sequence[str] = ()) -> PreTrainedTokenizerF
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
 
 
-SPELT = {
-    "Cyrillic": "фильм мне очень понравился",
-    "Greek": "η ταινία ήταν πολύ καλή",
-    "Hangul": "영화가 정말 재미있었어요",
-    "Devanagari": "फिल्म बहुत अच्छी थी",
-}
-
-
-@pytest.mark.parametrize(("script", "text"), SPELT.items())
-def test_a_vocabulary_with_letters_but_without_words_suggests_another_model(
-    script: str, text: str
-) -> None:
+@pytest.mark.parametrize(
+    "text", ["фильм мне понравился", "η ταινία ήταν καλή", "영화가 재미있었어요", "फिल्म बहुत अच्छी"]
+)
+def test_a_vocabulary_with_letters_but_without_words_suggests_another_model(text: str) -> None:
     texts = pyarrow.chunked_array([[text] * 3])
     found = suggest_model(letters_of(text), texts, unknown_tokens=0, tokens=100)
     assert found is not None
-    assert f"in {script} letters" in found.finding
+    assert "only single letters" in found.finding
     assert found.remedy.startswith("use --model bert-base-multilingual-cased")
     knows = letters_of(text, words=text.split())
     assert suggest_model(knows, texts, unknown_tokens=0, tokens=100) is None
