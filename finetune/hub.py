@@ -61,18 +61,7 @@ class Repository:
                     revision=self.commit,
                     allow_patterns=list(map(glob.escape, missing)),
                 )
-        for name in missing:
-            if not (folder / name).is_file():
-                raise self.lacks(f"file {name}", remedy="look for it at {page}")
         return folder
-
-    def lacks(self, what: str, *, remedy: str) -> errors.FinetuneError:
-        """Return the error for a missing file. Offline, only the cache may lack the file."""
-        error = errors.ModelUnsupportedError if self.repo_type == "model" else DataNotFoundError
-        remedy = remedy.format(page=_page(self.repo_type, self.name))
-        return self.unreachable or error(
-            f"the {self.repo_type} {self.name!r} has no {what}", remedy=remedy
-        )
 
 
 def resolve(repo_type: RepoType, name: str, *, revision: str | None) -> Repository:
@@ -105,12 +94,15 @@ def fetch_model(name: str, *, revision: str | None, with_weights: bool = True) -
     files = [file for file in model.files if "/" not in file]
     weights = [WEIGHTS] if WEIGHTS in files else list(filter(_SHARD.fullmatch, files))
     if CONFIG not in files:
-        raise model.lacks(CONFIG, remedy="choose a model in the format of transformers")
+        raise model.unreachable or errors.ModelUnsupportedError(
+            f"the model {name!r} has no {CONFIG}",
+            remedy="choose a model in the format of transformers",
+        )
     if with_weights and not weights:
-        raise model.lacks(
-            "safetensors; pickled weights are not loaded",
-            remedy="look for a converted revision at {page}/discussions and set it with --revision "
-            "refs/pr/N, or choose another model",
+        raise model.unreachable or errors.ModelUnsupportedError(
+            f"the model {name!r} has no safetensors; pickled weights are not loaded",
+            remedy=f"look for a converted revision at {_page('model', name)}/discussions and set "
+            "it with --revision refs/pr/N, or choose another model",
         )
     folder = model.fetch(file for file in files if file.endswith((".json", ".txt", ".model")))
     # The weights come last, so that a cache with weights has all files.
