@@ -31,17 +31,18 @@ MIN_SIZE_BYTES = 10**6
 MAX_FILE_BYTES = 2**20
 MAX_LINE = 100
 # Conditions that can't be combined. A fitted head needs a convex loss.
+FROZEN = "a frozen encoder"
 _EXCLUSIVE = (
     ("--train-layers", "--freeze-core"),
     ("--train-layers", "--head classifier"),
-    ("--gradient-checkpointing", "a frozen encoder"),
+    ("--gradient-checkpointing", FROZEN),
     ("--loss focal", "--label-smoothing"),
     ("--loss focal", "--fit-head on"),
     ("--contrastive on", "--loss focal"),
     ("--contrastive on", "--label-smoothing"),
     ("--contrastive on", "--fit-head off"),
-    ("--contrastive on", "a frozen encoder"),
-    ("--lora-rank 8", "a frozen encoder"),
+    ("--contrastive on", FROZEN),
+    ("--lora-rank", FROZEN),
     ("--no-merge", "--pooling mean"),
     ("--class-names off", "--class-descriptions"),
 )
@@ -187,36 +188,30 @@ def check_type(hint: Any, value: Any, *, words: str, is_strict: bool = True) -> 
 
 def check_contradictions(config: Config) -> None:
     """Raise ``ConfigurationError`` for options that can't be combined."""
-    model, training = config.model, config.training
-    conditions = {
-        "--train-layers": model.train_layers is not None,
-        "--freeze-core": model.freeze_core,
-        "--head classifier": model.head == "classifier",
-        "--gradient-checkpointing": bool(training.gradient_checkpointing),
-        "--loss focal": training.loss == "focal",
-        "--label-smoothing": training.label_smoothing > 0,
-        "--contrastive on": training.contrastive == "on",
-        "--fit-head on": training.fit_head == "on",
-        "--fit-head off": training.fit_head == "off",
-        "a frozen encoder": not model.mode.trains_encoder,
-        "--lora-rank 8": model.lora_rank is not None,
-        "--no-merge": not model.merge,
-        "--pooling mean": model.pooling == "mean",
-        "--class-names off": config.data.class_names == "off",
-        "--class-descriptions": config.data.class_descriptions is not None,
-    }
     for option in OPTIONS.values():
         is_set = option.value_in(config) != option.default
-        if option.needs and is_set and not conditions[option.needs]:
+        if option.needs and is_set and not _is_met(option.needs, config):
             flag = f"--no-{option.name}" if option.default is True else option.flag
             raise ConfigurationError(
                 f"{flag} has no effect without {option.needs}", remedy=f"add {option.needs}"
             )
     for pair in _EXCLUSIVE:
-        if all(map(conditions.__getitem__, pair)):
+        if all(_is_met(condition, config) for condition in pair):
             raise ConfigurationError(
                 f"{' and '.join(pair)} can't be combined", remedy="drop one of them"
             )
+
+
+def _is_met(condition: str, config: Config) -> bool:
+    """Return whether a condition such as ``--loss focal``, or ``--freeze-core`` is met."""
+    if condition == FROZEN:
+        return not config.model.mode.trains_encoder
+    flag, _, word = condition.removeprefix("--").partition(" ")
+    option = OPTIONS[flag.removeprefix("no-").replace("-", "_")]
+    value = option.value_in(config)
+    if word:
+        return bool(value == word)
+    return value != option.default and bool(value or option.default)
 
 
 def read_yaml(path: Path) -> Any:
