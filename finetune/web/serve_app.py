@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import lru_cache, partial
 from itertools import compress, islice
 from typing import Any, Literal
@@ -38,13 +39,15 @@ class Batcher:
     """Predicts the texts of requests that arrive while the model is busy together.
 
     Args:
-        predict: Returns a result for each text. It runs in one thread, never twice at a time.
+        predict: Returns a result for each text.
+        thread: The one thread in which it runs.
     """
 
-    def __init__(self, predict: Callable[[Sequence[Text]], Sequence[Any]]) -> None:
-        self._predict = predict
+    def __init__(
+        self, predict: Callable[[Sequence[Text]], Sequence[Any]], thread: ThreadPoolExecutor
+    ) -> None:
+        self._predict, self._thread = predict, thread
         self._waiting: deque[tuple[Sequence[Text], asyncio.Future[Sequence[Any]]]] = deque()
-        self._thread = ThreadPoolExecutor(max_workers=1)
         self._worker: asyncio.Task[None] | None = None
 
     async def submit(self, texts: Sequence[Text]) -> Sequence[Any]:
@@ -82,8 +85,14 @@ class Batcher:
 class ServedModel:
     """The model of a run: what it predicts, and below which probabilities it abstains."""
 
-    def __init__(self, folder: RunFolder, model: TrainedModel) -> None:
-        self._folder, self._model, self.reads_pairs = folder, model, model.reads_pairs
+    def __init__(self, folder: RunFolder, *, device: str) -> None:
+        # If another thread than the one that predicts loads the model, OpenMP has more threads
+        # than there are cores. Its threads then sleep in each operation, and predicting takes up
+        # to twice the time.
+        self.thread = ThreadPoolExecutor(max_workers=1)
+        load = partial(copy_context().run, TrainedModel.load, folder, device=device)
+        model = self._model = self.thread.submit(load).result()
+        self._folder, self.reads_pairs = folder, model.reads_pairs
         self._find_lowest = lru_cache(maxsize=64)(partial(find_lowest_probabilities, folder))
         self._empty, self._batches = model.no_prediction(all_scores=True), 0
 
@@ -109,13 +118,18 @@ class ServedModel:
             raise HTTPException(422, f"{error.message}: {error.remedy}") from error
         return predictions if lowest is None else abstain(predictions, lowest)
 
+    @property
+    def classes(self) -> Sequence[str]:
+        """The names of the classes."""
+        return self._model.text_model.task.class_names
+
     def info(self) -> dict[str, Any]:
         """Return classes, metrics with their intervals, and versions."""
         results = read_results(self._folder).to_json()
         return {
             "run": self._folder.path.name,
             "task": results["task"],
-            "classes": [*self._model.text_model.task.class_names],
+            "classes": [*self.classes],
             "reads_pairs": self.reads_pairs,
             "metrics": {name: value for name, value in results.items() if name.startswith("test_")},
             "versions": package_versions(),
@@ -150,7 +164,7 @@ def make_serve_app(
     model: ServedModel, *, page: str, hosts: Collection[str], token: str | None = None
 ) -> ASGIApp:
     """Return the application; ``page`` is the HTML of the page on which to try texts."""
-    batcher, description = Batcher(model.predict), model.info()
+    batcher, description = Batcher(model.predict, model.thread), model.info()
 
     async def predict(request: Request) -> Response:
         body = await read_body(request, PredictBody)

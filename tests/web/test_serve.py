@@ -23,7 +23,6 @@ from tiny_runs import TEXTS, Command
 
 import finetune
 from finetune.runs.folder import RunFolder
-from finetune.runs.trained import TrainedModel
 from finetune.web import serve_app
 from finetune.web.serve_app import Batcher, ServedModel, make_serve_app
 from finetune.web.server import bind, local_hosts, render
@@ -31,8 +30,7 @@ from finetune.web.server import bind, local_hosts, render
 
 @pytest.fixture(scope="module")
 def model(finished_run: Path) -> ServedModel:
-    folder = RunFolder(finished_run)
-    return ServedModel(folder, TrainedModel.load(folder, device="cpu"))
+    return ServedModel(RunFolder(finished_run), device="cpu")
 
 
 def client_of(model: ServedModel, *, token: str | None = None, **options: Any) -> TestClient:
@@ -173,7 +171,7 @@ def test_waiting_requests_form_a_batch_and_keep_their_answers(
         return [f"{text}!" for text, _ in texts]
 
     async def ask_all() -> list[Sequence[str]]:
-        batcher = Batcher(predict)
+        batcher = Batcher(predict, ThreadPoolExecutor(max_workers=1))
         requests = [asyncio.create_task(batcher.submit([("a", None)]))]
         await asyncio.to_thread(has_started.wait)
         for name in "bc":
