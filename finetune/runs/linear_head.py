@@ -41,7 +41,7 @@ from finetune.training.linear_head import (
     fit_with_texts,
     names_fit,
 )
-from finetune.training.plan import Plan, bypass_output_layer, interpolate, trained_share
+from finetune.training.plan import Plan, bypass_output_layer, interpolate
 from finetune.training.trainer import Trainer
 
 # With fewer rows, a fold would have only one or two rows.
@@ -126,7 +126,7 @@ class LinearHeadFitter:
             assert self.cross_validated is not None
             predicted = text_model.task.read_logits(self.cross_validated).predicted
             accuracy = float((predicted == self._inputs.examples["train"].labels).mean())
-            interpolate(self._trainer.model, self._pretrained, share=trained_share(accuracy))
+            interpolate(self._trainer.model, self._pretrained, frozen_accuracy=accuracy)
             rows = self._read_features("train")
             texts = self._read_unlabeled()
         head = fit_linear_head(rows, inverse_regularization=self._inverse_regularization)

@@ -8,6 +8,7 @@ drawn together, others pushed apart. The encoder is then interpolated with the p
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, Protocol
 
 import numpy as np
@@ -98,15 +99,12 @@ class Plan:
     def batches(self, examples: Examples, *, epoch: int) -> list[Batch]:
         """Return the effective batches of an epoch, counted from 0."""
         if self.method.is_contrastive:
-            return plan_contrast(
-                examples.labels,
-                examples.max_lengths,
-                padded_lengths=self.padded_lengths,
-                is_padded_right=self.is_padded_right and not self.pads_batches,
-                steps=self.total_steps,
-                seed=self.seed,
-                epoch=epoch,
-            )
+            lengths = np.asarray(self.padded_lengths)
+            padded = lengths[np.searchsorted(lengths, examples.max_lengths)]
+            random = np.random.default_rng([self.seed, epoch])
+            has_parts = self.is_padded_right and not self.pads_batches
+            draw = partial(draw_texts, examples.labels, padded, random, has_parts=has_parts)
+            return [draw() for _ in range(self.total_steps)]
         return plan_epoch(
             examples.max_lengths,
             effective_batch_size=self.effective_batch_size,
@@ -183,51 +181,41 @@ def count_steps(rows: int) -> int:
     return min(max(PASSES * rows // TEXTS_PER_STEP, MIN_STEPS), MAX_STEPS)
 
 
-def plan_contrast(
+def draw_texts(
     classes: NDArray[np.int64],
-    lengths: NDArray[np.int64],
+    padded: NDArray[np.int64],
+    random: np.random.Generator,
     *,
-    padded_lengths: Sequence[int],
-    is_padded_right: bool,
-    steps: int,
-    seed: int,
-    epoch: int,
-) -> list[Batch]:
-    """Return the batches of all steps: a few texts of each of some classes.
+    has_parts: bool,
+) -> Batch:
+    """Return the batch of a step: a few texts of each of some classes.
 
     Classes are drawn evenly, whatever their number of rows. Rows of a class with too few come
-    twice, with other dropout. Texts are sorted by length and go through the model in parts. The
-    plan depends only on the arguments, so a resumed run continues at the same place.
+    twice, with other dropout. Texts are sorted by length and may go through the model in parts.
+    Classes and padded lengths have the shape [rows].
     """
-    random = np.random.default_rng([seed, epoch])
-    padded = np.asarray(padded_lengths)[np.searchsorted(padded_lengths, lengths)]
     names = np.unique(classes)
-    rows_of = [np.flatnonzero(classes == name) for name in names]
     count = min(CLASSES_PER_STEP, len(names))
-    each = TEXTS_PER_STEP // count
-    batches = []
-    for _ in range(steps):
-        chosen = [rows_of[number] for number in random.choice(len(names), count, replace=False)]
-        drawn = [random.choice(rows, each, replace=len(rows) < each) for rows in chosen]
-        indices = np.concatenate(drawn)
-        indices = indices[np.argsort(-padded[indices], kind="stable")]
-        slices = np.array_split(indices, PARTS_PER_STEP) if is_padded_right else []
-        parts = [(len(part), int(padded[part].max())) for part in slices]
-        batches.append(Batch(indices, int(padded[indices].max()), parts))
-    return batches
-
-
-def trained_share(frozen_accuracy: float) -> float:
-    """Return the weight of the trained parameters in the interpolation, in 0..1.
-
-    Training harms features that already separate the classes well (docs/measurements.md).
-    """
-    return 1 - frozen_accuracy / 2
+    each, drawn = TEXTS_PER_STEP // count, []
+    for number in random.choice(len(names), count, replace=False):
+        rows = np.flatnonzero(classes == names[number])
+        drawn.append(random.choice(rows, each, replace=len(rows) < each))
+    indices = np.concatenate(drawn)
+    indices = indices[np.argsort(-padded[indices], kind="stable")]
+    slices = np.array_split(indices, PARTS_PER_STEP) if has_parts else []
+    parts = [(len(part), int(padded[part].max())) for part in slices]
+    return Batch(indices, int(padded[indices].max()), parts)
 
 
 @torch.no_grad()
-def interpolate(model: nn.Module, pretrained: Mapping[str, torch.Tensor], *, share: float) -> None:
-    """Interpolate parameters towards earlier values; ``share`` is how much of the change stays."""
+def interpolate(
+    model: nn.Module, pretrained: Mapping[str, torch.Tensor], *, frozen_accuracy: float
+) -> None:
+    """Interpolate parameters towards their pretrained values.
+
+    Training harms features that already separate the classes well (docs/measurements.md).
+    """
     for name, before in pretrained.items():
         parameter = model.get_parameter(name)
+        share = 1 - frozen_accuracy / 2
         parameter.copy_(torch.lerp(before.to(parameter.device), parameter, share))

@@ -12,14 +12,8 @@ from tiny_training import (
 )
 
 from finetune.devices.cpu import CpuDevice
-from finetune.training.plan import (
-    TrainingMethod,
-    bypass_output_layer,
-    contrastive_losses,
-    plan_contrast,
-)
-
-PLAN = {"padded_lengths": [8, 16], "is_padded_right": True, "steps": 50, "seed": 1, "epoch": 0}
+from finetune.tokenization.examples import Examples
+from finetune.training.plan import Plan, TrainingMethod, bypass_output_layer, contrastive_losses
 
 
 def test_the_loss_is_low_where_texts_of_a_class_are_alike_and_others_are_not() -> None:
@@ -56,7 +50,11 @@ def test_each_step_has_equally_many_texts_of_every_class_in_parts_by_length() ->
     classes = np.repeat(np.arange(6), [1, 2, 5, 50, 500, 3])
     lengths = np.arange(len(classes)) % 16 + 1
 
-    batches = plan_contrast(classes, lengths, **PLAN)
+    examples = Examples(lambda *_: {}, lengths, classes, np.ones(len(classes), np.float32))
+    method = TrainingMethod(fits_head=True, is_contrastive=True)
+    plan = Plan(peak=1e-4, total_steps=50, method=method, seed=1, padded_lengths=[8, 16])
+
+    batches = plan.batches(examples, epoch=0)
 
     assert len(batches) == 50
     for batch in batches:
