@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from finetune.batch_finder.results import Case
 from finetune.devices.base import Device, move_to_device
 from finetune.errors import ModelUnsupportedError
-from finetune.evaluation.predict import predict_logits
 from finetune.events import Trial
 from finetune.model.features import FrozenLayers, split_frozen
 from finetune.model.lora import add_adapters
@@ -71,14 +70,8 @@ class TrialModel:
         if self.case.part == "features":
             self._train(1)  # creates the state of the optimizer
         self.trainer.optimizer.zero_grad(set_to_none=True)
-        with self.trainer.device.autocast(self.case.precision):
-            predict_logits(
-                self.trainer.model,
-                self._examples(batch_size),
-                padded_lengths=[self.case.padded_length],
-                batch_size=batch_size,
-                device=self.trainer.device,
-            )
+        examples, padded_lengths = self._examples(batch_size), [self.case.padded_length]
+        self.trainer.predictor.part_logits(examples, padded_lengths, batch_size)
 
     def _train(self, batch_size: int) -> None:
         batch = Batch(np.arange(batch_size), self.case.padded_length)

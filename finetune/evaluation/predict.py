@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -36,16 +37,7 @@ class Predictor:
         parts = [order[first::count] for first in range(count)]
         indices = parts[distributed.rank()]
 
-        def predict(batch_size: int) -> NDArray[np.float32]:
-            with self.device.autocast(self.precision):
-                return predict_logits(
-                    self.model,
-                    examples.subset(indices),
-                    padded_lengths=padded_lengths,
-                    batch_size=batch_size,
-                    device=self.device,
-                )
-
+        predict = partial(self.part_logits, examples.subset(indices), padded_lengths)
         # Longest batches come first, so that little work is lost if one does not fit.
         rank_logits = self.batch_size.retry_on_out_of_memory(predict) if len(indices) else None
         gathered = [part for part in distributed.gather(rank_logits) if part is not None]
@@ -59,39 +51,32 @@ class Predictor:
             )
         return examples.average(logits)
 
-
-@torch.inference_mode()
-def predict_logits(
-    model: nn.Module,
-    examples: ModelInputs,
-    *,
-    padded_lengths: Sequence[int],
-    batch_size: int,
-    device: Device,
-) -> NDArray[np.float32]:
-    """Return float32 logits, [examples, classes], in the order of the examples."""
-    if model.training:  # the call takes a millisecond
-        model.eval()
-    batches = plan_evaluation(
-        examples.lengths, batch_size=batch_size, padded_lengths=padded_lengths
-    )
-    # A small tensor per batch would fragment the heap.
-    logits, done = torch.empty(0), 0
-    for batch in batches:
-        indices = batch.indices
-        if device.shapes.pads_batches:
-            filled = max(batch_size, device.shapes.min_examples)
-            indices = fill_batch(indices, batch_size=filled)
-        inputs = examples.inputs_of(indices, batch.padded_length)
-        inputs = {name: device.copy(tensor) for name, tensor in inputs.items()}
-        batch_logits = model(**inputs).logits
-        if not done:
-            shape = (len(examples.lengths), batch_logits.shape[-1])
-            logits = batch_logits.new_empty(shape, dtype=torch.float32)
-        count = len(batch.indices)
-        logits[done : done + count] = batch_logits[:count]
-        done += count
-    planned = logits.cpu().numpy()
-    in_order = np.empty_like(planned)
-    in_order[np.concatenate([batch.indices for batch in batches])] = planned
-    return in_order
+    @torch.inference_mode()
+    def part_logits(
+        self, examples: ModelInputs, padded_lengths: Sequence[int], batch_size: int
+    ) -> NDArray[np.float32]:
+        """Return the logits of this rank's part: float32 [sequences, classes], in their order."""
+        if self.model.training:  # the call takes a millisecond
+            self.model.eval()
+        lengths, device = examples.lengths, self.device
+        batches = plan_evaluation(lengths, batch_size=batch_size, padded_lengths=padded_lengths)
+        # A small tensor per batch would fragment the heap.
+        logits, done = torch.empty(0), 0
+        with device.autocast(self.precision):  # once, because it keeps the weights in 16 bits
+            for batch in batches:
+                indices, count = batch.indices, len(batch.indices)
+                if device.shapes.pads_batches:
+                    filled = max(batch_size, device.shapes.min_examples)
+                    indices = fill_batch(indices, batch_size=filled)
+                inputs = examples.inputs_of(indices, batch.padded_length)
+                inputs = {name: device.copy(tensor) for name, tensor in inputs.items()}
+                batch_logits = self.model(**inputs).logits
+                if not done:
+                    shape = (len(lengths), batch_logits.shape[-1])
+                    logits = batch_logits.new_empty(shape, dtype=torch.float32)
+                logits[done : done + count] = batch_logits[:count]
+                done += count
+        planned = logits.cpu().numpy()
+        in_order = np.empty_like(planned)
+        in_order[np.concatenate([batch.indices for batch in batches])] = planned
+        return in_order

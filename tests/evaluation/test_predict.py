@@ -10,7 +10,7 @@ from torch import nn
 from finetune.devices.base import BatchSize, Device
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import LossNotFiniteError
-from finetune.evaluation.predict import Predictor, predict_logits
+from finetune.evaluation.predict import Predictor
 from finetune.model.structure import find_structure
 from finetune.tokenization.examples import Examples, choose_padded_lengths
 
@@ -21,13 +21,9 @@ def predict(
     model: nn.Module, examples: Examples, *, batch_size: int = 5, device: Device | None = None
 ) -> np.ndarray:
     device = device or CpuDevice()
-    return predict_logits(
-        model,
-        examples,
-        padded_lengths=choose_padded_lengths(examples.lengths, device.shapes),
-        batch_size=batch_size,
-        device=device,
-    )
+    padded_lengths = choose_padded_lengths(examples.lengths, device.shapes)
+    predictor = Predictor(model, device, "fp32", BatchSize(batch_size, "batch size", device))
+    return predictor.logits(examples, padded_lengths=padded_lengths)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
