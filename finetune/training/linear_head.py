@@ -214,26 +214,21 @@ def names_fit(
     return np.asarray((names[known] @ means.T).argmax(axis=1) == np.arange(len(known)))
 
 
-def spread_labels(
-    row_features: NDArray[np.float32],
-    classes: NDArray[np.int64],
-    text_features: NDArray[np.float32],
-    *,
-    class_count: int,
-) -> NDArray[np.float32]:
+def spread_labels(rows: LabelledFeatures, texts: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the probability of each class for unlabeled texts: float32 [texts, classes].
 
-    Features are float32 [rows, hidden] and [texts, hidden]; the classes of the rows are [rows].
+    Their features are float32 [texts, hidden], and the labels of the rows are class numbers.
     """
-    links = _link_neighbors(normalize(np.concatenate([row_features, text_features])))
-    labels = np.zeros((links.shape[0], class_count), np.float32)
-    labels[np.arange(len(classes)), classes] = 1 / np.bincount(classes)[classes]
+    links = _link_neighbors(normalize(np.concatenate([rows.features, texts])))
+    count = len(rows.labels)
+    labels = np.zeros((links.shape[0], rows.outputs), np.float32)
+    labels[np.arange(count), rows.labels] = 1 / np.bincount(rows.labels)[rows.labels]
     spread = labels
     for _ in range(ROUNDS):
         spread = FROM_NEIGHBORS * (links @ spread) + (1 - FROM_NEIGHBORS) * labels
     # Squaring sharpens the shares. A text that no label has reached belongs to no class more than
     # to any other.
-    squares = (spread[len(row_features) :] / spread.max()) ** 2 + np.float32(1e-30)
+    squares = (spread[count:] / spread.max()) ** 2 + np.float32(1e-30)
     return np.asarray(squares / squares.sum(axis=1, keepdims=True), np.float32)
 
 
@@ -260,7 +255,7 @@ def _link_neighbors(features: NDArray[np.float32]) -> csr_array:
 
 def fit_with_texts(rows: LabelledFeatures, texts: NDArray[np.float32]) -> LinearHead:
     """Fit a linear head on rows and on the features of unlabeled texts, float32 [texts, hidden]."""
-    soft_labels = spread_labels(rows.features, rows.labels, texts, class_count=rows.outputs)
+    soft_labels = spread_labels(rows, texts)
     weight = min(MAX_WEIGHT, WEIGHT_PER_TEXT * len(texts) / len(rows.labels))
     weight_of_text = weight * rows.weights.sum() / len(texts)
     together = replace(

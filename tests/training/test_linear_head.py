@@ -1,7 +1,5 @@
 """Linear heads that are fitted on features."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -93,24 +91,22 @@ def draw_clusters(rows, texts, *, classes, hidden=32, noise=0.3, shares=None, se
         (centers[labels] + noise * random.normal(size=(len(labels), hidden))).astype(np.float32)
         for labels in (row_classes, text_classes)
     )
-    return row_features, row_classes, text_features, text_classes
+    weights = np.ones(rows, np.float32)
+    labeled = LabelledFeatures(row_features, row_classes, weights, softmax, classes, row_classes)
+    return labeled, text_features, text_classes
 
 
 def test_labels_reach_texts_that_are_near_their_rows():
-    rows, classes, texts, truth = draw_clusters(12, 400, classes=4)
-    probabilities = spread_labels(rows, classes, texts, class_count=4)
+    rows, texts, truth = draw_clusters(12, 400, classes=4)
+    probabilities = spread_labels(rows, texts)
     assert probabilities.shape == (400, 4)
     assert probabilities.sum(axis=1) == pytest.approx(1, abs=1e-5)
     assert (probabilities.argmax(axis=1) == truth).mean() > 0.98
 
 
 def test_a_head_learns_from_unlabeled_texts() -> None:
-    rows, classes, texts, _ = draw_clusters(8, 2000, classes=4, noise=1.1)
-    *_, new_texts, new_truth = draw_clusters(8, 2000, classes=4, noise=1.1, seed=0)
-    labeled = LabelledFeatures(
-        rows, classes, np.ones(8, np.float32),
-        partial(functional.cross_entropy, reduction="none"), 4, classes,
-    )  # fmt: skip
+    labeled, texts, _ = draw_clusters(8, 2000, classes=4, noise=1.1)
+    _, new_texts, new_truth = draw_clusters(8, 2000, classes=4, noise=1.1, seed=0)
     plain = fit_linear_head(labeled, inverse_regularization=10.0)
     head = fit_with_texts(labeled, texts)
     accuracies = [
