@@ -65,25 +65,12 @@ SAMPLED_TEXTS, MAX_TEXTS = 1_000, 20_000
 
 Record = Mapping[str, Any]
 """A row of the table: its split, its number there (from 1), its place, its text, and more."""
+Curve = Mapping[str, Any]
+"""The ``metric`` of a learning curve, its measured ``points`` and a ``forecast``.
 
-
-@dataclass(frozen=True)
-class Point:
-    """The metric of a head that was fitted on a number of rows, with its 90% interval."""
-
-    rows: int
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The measured learning curve and its forecast."""
-
-    metric: str
-    points: Sequence[Point]
-    forecast: Sequence[Point]
+Each point has the number of ``rows``, the ``value`` of the metric, and the ends ``low`` and
+``high`` of its 90% interval.
+"""
 
 
 @dataclass(frozen=True)
@@ -352,10 +339,10 @@ def measure_curve(task: Task, rows: LabelledFeatures, groups: NDArray[np.int64])
     slope = _slope(sizes, means)
     sign, base = (-1, 1.0) if task.class_names else (1, 0.0)
 
-    def point(count: int, error: float, spread: float) -> Point:
+    def point(count: int, error: float, spread: float) -> dict[str, float]:
         low, high = sorted(base + sign * (error + spread * end) for end in (-1, 1))
-        bounds = (max(low, 0.0), min(high, 1.0) if task.class_names else high)
-        return Point(count, base + sign * error, *bounds)
+        high = min(high, 1.0) if task.class_names else high
+        return {"rows": count, "value": base + sign * error, "low": max(low, 0.0), "high": high}
 
     deviation = errors.std(axis=1) * Z_90 / total**0.5
     points = map(point, sizes.tolist(), means.tolist(), deviation.tolist())
@@ -366,7 +353,7 @@ def measure_curve(task: Task, rows: LabelledFeatures, groups: NDArray[np.int64])
         unsure = means[-1] * (Z_90 * slope_error + LAW_ERROR * (1 - shrink))
         forecast.append(point(count, means[-1] * shrink, float(np.hypot(deviation[-1], unsure))))
     metric = {"single": "accuracy", "multi": "exact-match accuracy"}.get(task.name, "mae")
-    return Curve(metric, [*points], forecast)
+    return {"metric": metric, "points": [*points], "forecast": forecast}
 
 
 def _slope(sizes: NDArray[Any], errors: NDArray[np.float64]) -> float:

@@ -1,6 +1,6 @@
 """Find near duplicates: texts with most words in common, or with nearly the same features."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow
@@ -27,8 +27,7 @@ MAX_WORDS = 200
 BLOCK = 1_024
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(NamedTuple):
     """Pairs of rows, the first above the second, with their similarity in 0..1: each [pairs]."""
 
     first: Rows

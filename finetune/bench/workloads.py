@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain, pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -81,8 +81,7 @@ MakeSteps = Callable[[int], Steps]
 """Prepares N rows, and returns the steps on them."""
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """How long a step and a repeat may take, and after how long no workload is repeated.
 
     A step that takes longer gets fewer rows.

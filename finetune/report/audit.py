@@ -62,13 +62,13 @@ def summarize(audit: Audit) -> Table:
         note = f"{count:,} with contradictory labels" * bool(count)
         rows.append((mark if records else GOOD, what, f"{len(records):,}", note))
     if audit.curve:
-        last, twice = audit.curve.points[-1], audit.curve.forecast[0]
-        value, then, low, high = map(_show(audit), (last.value, twice.value, twice.low, twice.high))
-        note = (
-            f"{value} on {last.rows:,} rows; about {then} ({low}–{high}) expected on {twice.rows:,}"
-        )
-        mark = ODD if abs(twice.value - last.value) > 0.01 else GOOD
-        rows.append((mark, "learning curve", "", f"{audit.curve.metric} {note}"))
+        last, twice = audit.curve["points"][-1], audit.curve["forecast"][0]
+        show, metric = _show(audit), audit.curve["metric"]
+        now = f"{metric} {show(last['value'])} on {last['rows']:,} rows"
+        then, low, high = (show(twice[name]) for name in ("value", "low", "high"))
+        note = f"{now}; about {then} ({low}–{high}) expected on {twice['rows']:,}"
+        mark = ODD if abs(twice["value"] - last["value"]) > 0.01 else GOOD
+        rows.append((mark, "learning curve", "", note))
     return Table("", ("", "what", "rows", "note"), rows, text_columns=4)
 
 
@@ -84,15 +84,15 @@ def tabulate(audit: Audit) -> list[Table]:
         "Near duplicates": audit.near_duplicates,
     }
     if audit.curve:
-        points = [("measured", point) for point in audit.curve.points]
-        points += [("forecast", point) for point in audit.curve.forecast]
+        points = [("measured", point) for point in audit.curve["points"]]
+        points += [("forecast", point) for point in audit.curve["forecast"]]
         show = _show(audit)
         records[CURVE] = [
             {
                 "": name,
-                "training rows": point.rows,
-                audit.curve.metric: show(point.value),
-                "90% interval": f"{show(point.low)}–{show(point.high)}",
+                "training rows": point["rows"],
+                audit.curve["metric"]: show(point["value"]),
+                "90% interval": f"{show(point['low'])}–{show(point['high'])}",
             }
             for name, point in points
         ]
@@ -114,9 +114,9 @@ def draw_curve(audit: Audit) -> list[Chart]:
     if audit.curve is None:
         return []
     measured, forecast = (
-        [(float(point.rows), point.value) for point in points]
-        for points in (audit.curve.points, audit.curve.forecast)
+        [(float(point["rows"]), point["value"]) for point in audit.curve[name]]
+        for name in ("points", "forecast")
     )
     lines = [Series("measured", measured), Series("forecast", [measured[-1], *forecast], "guide")]
-    value = Axis(audit.curve.metric, show=in_percent if audit.classes else format_number)
+    value = Axis(audit.curve["metric"], show=in_percent if audit.classes else format_number)
     return chart_of("By training rows", lines, Axis("rows", low=0.0), value)

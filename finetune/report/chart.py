@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from markupsafe import Markup
 
@@ -27,8 +27,7 @@ def in_percent(fraction: float) -> str:
     return f"{100 * fraction:.3g}%"
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(NamedTuple):
     """A line, dots, or a guide: a thin line to compare others with.
 
     A guide of one point crosses the chart vertically; its second number is NaN.
@@ -39,8 +38,7 @@ class Series:
     kind: Literal["line", "dots", "guide"] = "line"
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """An axis; by default from a tick below the lowest point to one above the highest."""
 
     name: str
@@ -112,7 +110,7 @@ class Chart:
         for number, series in enumerate(self.series, start=1):
             shapes = [series]
             if series.kind == "line" and len(series.points) <= MAX_MARKED_POINTS:
-                shapes.append(replace(series, kind="dots"))
+                shapes.append(series._replace(kind="dots"))
             paths += [(f"{shape.kind} series-{number}", self._path(shape)) for shape in shapes]
         return paths
 

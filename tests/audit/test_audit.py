@@ -71,7 +71,8 @@ def test_the_curve_forecasts_the_accuracy_of_more_rows() -> None:
     whole = measure_curve(task, rows, np.arange(1200))
     assert half is not None
     assert whole is not None
-    assert half.forecast[0].low <= whole.points[-1].value <= half.forecast[0].high
+    expected = half["forecast"][0]
+    assert expected["low"] <= whole["points"][-1]["value"] <= expected["high"]
     assert measure_curve(task, rows.select(np.arange(20)), np.arange(20)) is None
 
 
