@@ -4,7 +4,7 @@ import hashlib
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from finetune import distributed
-from finetune.config.schema import OPTIONS, AutoTunedOption, Config, change_options
+from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.errors import DataError, NotARunError, UsageError
 from finetune.evaluation.statistics import threshold_for_precision
 from finetune.events import Info, WarningMessage, emit
@@ -139,15 +139,11 @@ def write_environment(folder: RunFolder, inputs: "RunInputs", plan: "Plan") -> N
     write_json(folder.environment_file, environment)
 
 
-def read_environment(folder: RunFolder) -> tuple[int | None, Sequence[AutoTunedOption]]:
-    """Return the CPU threads of a run and the options it chose by measurement, if known."""
-    choices = TypeAdapter(list[AutoTunedOption]).validate_python
+def read_threads(folder: RunFolder) -> int | None:
+    """Return the number of CPU threads at the start of a run, if known."""
     with suppress(NotARunError):
-        return folder.read(
-            folder.environment_file,
-            lambda content: (int(content["threads"]), choices(content["choices"])),
-        )
-    return None, ()
+        return folder.read(folder.environment_file, lambda content: int(content["threads"]))
+    return None
 
 
 def restore_threads(threads: int | None) -> None:

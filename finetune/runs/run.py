@@ -40,7 +40,7 @@ from finetune.runs.journal import Journal, Tracker, continue_journal, tracked
 from finetune.runs.linear_head import LinearHeadFitter
 from finetune.runs.manifest import (
     Manifest,
-    read_environment,
+    read_threads,
     restore_threads,
     write_confidences,
     write_environment,
@@ -125,11 +125,8 @@ class Run:
                 saved.check(now, remedy=f"{remedy} {continues.model_folder}")
             if resumes:
                 distributed.broadcast(lambda: _check_resumable(inputs, folder))
-                threads, choices = distributed.broadcast(lambda: read_environment(folder))
-                restore_threads(threads)
+                restore_threads(distributed.broadcast(lambda: read_threads(folder)))
             plan = make_plan(inputs, measured)
-            if resumes:
-                plan = replace(plan, choices=choices)
             run = cls(inputs, plan, folder, journal)
             if resumes:
                 run.checkpoints.restore(run.trainer)
