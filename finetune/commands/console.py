@@ -1,19 +1,29 @@
-"""Shows results on standard output.
+"""Shows results on standard output, and events on standard error.
 
-Rich and NumPy are imported only when something is shown, so that ``--help`` stays fast.
+Events are lines, with a progress bar on terminals and in notebooks. Rich is imported only when
+something is shown, so that ``--help`` stays fast.
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import os
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 import click
 
+from finetune import events
+from finetune.distributed import read_launch
 from finetune.files import escape_controls, escape_line
-from finetune.tasks.tables import Table, format_value
+from finetune.tasks.tables import Table, duration, format_rate, format_value
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from finetune.tasks.scores import Scores
 
 SCHEMA_VERSION = 1
@@ -23,6 +33,14 @@ MIN_TEXT_WIDTH = 12
 SPACE_BETWEEN_COLUMNS = 2
 # Texts and class names can contain what Rich reads as markup or emoji codes.
 LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
+LIBRARIES = "loading libraries"
+# A shorter stage gets no line.
+MIN_STAGE_SECONDS = 0.1
+# A run prints about ten validations. Without a progress bar it also prints losses, if validations
+# are rare or nothing was printed for a while.
+VALIDATION_LINES = 10
+STEP_LINES = 7
+MAX_SILENCE_SECONDS = 600.0
 
 
 def show_json(value: Any) -> None:
@@ -105,3 +123,152 @@ def format_size(size_bytes: int) -> str:
     """Return a size such as ``167.5 MiB``, or ``2.3 KiB`` for small sizes."""
     is_small = size_bytes < 2**20
     return f"{size_bytes / 2**10:,.1f} KiB" if is_small else f"{size_bytes / 2**20:,.1f} MiB"
+
+
+@contextmanager
+def showing(*, quiet: bool, no_progress: bool) -> Iterator[events.Emit]:
+    """Yield an ``Emit`` that shows events, or only warnings if quiet. Only the main rank does."""
+    if read_launch().rank:
+        yield events.ignore
+        return
+    from rich.console import Console
+
+    file = cast(TextIO, _UnfailingStream(sys.stderr)) if sys.stderr else None
+    console = Console(file=file, stderr=True, soft_wrap=True, **LITERAL)
+    has_bar = not (quiet or no_progress) and _can_draw(console)
+    view = View(console, has_bar=has_bar, quiet=quiet)
+    try:  # not `with`: Ctrl-C while it starts would leave the cursor hidden
+        if has_bar:
+            view.bar.start()
+        yield view.show
+    finally:
+        if has_bar:
+            view.bar.stop()
+
+
+def is_watched() -> bool:
+    """Return whether output goes to a notebook or a terminal."""
+    return "ipykernel" in sys.modules or bool(sys.stderr and sys.stderr.isatty())
+
+
+def _can_draw(console: "Console") -> bool:
+    """Return whether a line can be redrawn: on a terminal with a cursor, or in a widget."""
+    if console.is_jupyter:
+        return find_spec("ipywidgets") is not None
+    is_terminal = bool(sys.stderr and sys.stderr.isatty())
+    return is_terminal and not console.is_dumb_terminal and not os.environ.get("CI")
+
+
+class _UnfailingStream:
+    """A stream that ignores write errors: work continues if the reader is gone or a disk full."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+
+class View:
+    """Prints events as lines. With a bar, the running stage is drawn below the lines."""
+
+    def __init__(self, console: "Console", *, has_bar: bool, quiet: bool = False) -> None:
+        from rich import progress
+
+        self._has_bar, self._is_quiet = has_bar, quiet
+        self._printed = time.monotonic()
+        self.bar = progress.Progress(
+            progress.SpinnerColumn(),
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=None),
+            progress.TextColumn("{task.fields[report]}"),
+            progress.TimeRemainingColumn(compact=True),
+            console=console,
+            refresh_per_second=4,
+            transient=True,
+            # Rich prints the output of user code above the bar, unless it is redirected.
+            redirect_stdout=bool(sys.stdout and sys.stdout.isatty()),
+        )
+        self._begin(LIBRARIES)
+
+    def _begin(self, stage: str) -> None:
+        self._total_steps = self._printed_step = self._printed_validation = 0
+        for task in self.bar.task_ids:
+            self.bar.remove_task(task)
+        self.bar.add_task(stage, total=None, visible=bool(stage), report="")
+
+    def show(self, event: events.Event) -> None:
+        """Print an event or show it in the bar."""
+        if self._is_quiet and not isinstance(event, events.WarningMessage):
+            return
+        if self.bar.tasks[0].description == LIBRARIES:
+            self._begin("")
+        match event:
+            case events.Info():
+                self._print(event.message)
+            case events.WarningMessage():
+                remedy = f" ({event.remedy})" if event.remedy else ""
+                self._print(f"warning: {event.message}{remedy}", style="yellow")
+            case events.Stage(name=name, seconds=None):
+                self._begin(name)
+            case events.Stage(name=name, seconds=float(seconds)):
+                self._begin("")
+                if seconds >= MIN_STAGE_SECONDS:
+                    self._print(f"{name}: {duration(seconds)}")
+            case events.Advance():
+                self._move_bar(event.done, event.total)
+                if not self._has_bar:
+                    self._print(f"  {event.done:,}/{event.total:,} examples")
+            case events.Step():
+                self._show_step(event)
+            case events.Validation():
+                if self._is_due(event.step - self._printed_validation, VALIDATION_LINES):
+                    self._printed_step = self._printed_validation = event.step
+                    metrics = ", ".join(
+                        f"{name} {value:.4f}" for name, value in event.metrics.items()
+                    )
+                    best = "  (best so far)" if event.is_best else ""
+                    self._print(f"epoch {event.epoch:.2f}: validation {metrics}{best}")
+            case events.Trial():
+                memory = event.peak_bytes and f"{event.peak_bytes / 2**30:.2f} GiB"
+                speed = event.examples_per_second and format_rate(event.examples_per_second)
+                status = f"  batch {event.batch_size:,}: {event.status.replace('_', ' ')}"
+                parts = (status, memory, speed, f"{event.seconds:.0f} s", event.reason)
+                self._print(", ".join(str(part) for part in parts if part))
+
+    def _show_step(self, event: events.Step) -> None:
+        self._total_steps = event.total_steps
+        loss, speed = f"loss {event.loss:.3f}", format_rate(event.examples_per_second)
+        memory = f"{event.memory_bytes / 2**30:.2f} GiB"
+        self._move_bar(event.step, event.total_steps, f"  {loss}  {speed}  {memory}")
+        if not self._has_bar and self._is_due(event.step - self._printed_step, STEP_LINES):
+            self._printed_step = event.step
+            self._print(
+                f"step {event.step}/{event.total_steps}  {loss}  lr {event.learning_rate:.1e}  "
+                f"{speed}  {memory}  {duration(event.remaining_seconds)} left"
+            )
+
+    def _move_bar(self, done: int, total: int, report: str = "") -> None:
+        [task] = self.bar.tasks
+        if done < task.completed:  # a new split starts from zero
+            self.bar.reset(task.id, total=total)
+        report = f"{done:,}/{total:,}{report}"
+        self.bar.update(task.id, completed=done, total=total, report=report, visible=True)
+
+    def _is_due(self, steps: int, lines: int) -> bool:
+        is_silent = time.monotonic() - self._printed > MAX_SILENCE_SECONDS
+        return is_silent or steps * lines >= self._total_steps
+
+    def _print(self, line: str, *, style: str = "") -> None:
+        from rich.text import Text
+
+        self._printed = time.monotonic()
+        self.bar.console.print(Text(escape_line(line), style=style))

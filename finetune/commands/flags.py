@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, ge
 
 import click
 
-from finetune.commands.console import show_json
-from finetune.commands.progress import showing
+from finetune.commands.console import show_json, showing
 from finetune.config.schema import OPTIONS, Option, flag_of, help_of
 from finetune.devices import DEVICE_NAMES
 from finetune.errors import UsageError

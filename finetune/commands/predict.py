@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 
 from finetune.commands import flags
-from finetune.commands.console import show_table
+from finetune.commands.console import show_table, showing
 from finetune.commands.evaluate import evaluate
-from finetune.commands.progress import showing
 from finetune.commands.python_api import as_python
 from finetune.config.schema import UnitInterval
 from finetune.data.stream import Texts, not_unicode, read_lines

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from finetune import events
-from finetune.commands import progress as terminal
+from finetune.commands import console
 from finetune.config.schema import OPTIONS
 from finetune.data import TEMPORARY
 from finetune.distributed import read_launch
@@ -60,8 +60,8 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
                 from finetune.devices.base import random_state_kept
 
                 stack.enter_context(random_state_kept())
-            if not emit and (terminal.is_watched() if progress is None else progress):
-                view = terminal.showing(quiet=False, no_progress=False)
+            if not emit and (console.is_watched() if progress is None else progress):
+                view = console.showing(quiet=False, no_progress=False)
                 shown = stack.enter_context(view)
             stack.enter_context(events.sent_to(pass_on))
             arguments, options = _with_files(shape, arguments, options, stack)

@@ -7,7 +7,7 @@ import pytest
 from option_types import STUB, make_stub
 
 import finetune
-from finetune.commands import progress
+from finetune.commands import console
 from finetune.commands.python_api import as_python
 from finetune.config.schema import OPTIONS, ModelConfig
 from finetune.errors import UsageError
@@ -40,7 +40,7 @@ def test_events_are_shown_to_those_who_watch_and_warnings_reach_all(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(progress, "is_watched", lambda: is_watched)
+    monkeypatch.setattr(console, "is_watched", lambda: is_watched)
     with pytest.warns(UserWarning, match=r"^it is odd \(give progress\)$") as warned:
         results = work("it", **options)
     assert warned[0].filename == __file__

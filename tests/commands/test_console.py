@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from finetune.commands.console import LITERAL
-from finetune.commands.progress import View, showing
+from finetune.commands.console import LITERAL, View, showing
 from finetune.events import Advance, Event, Info, Stage, Step, Validation, WarningMessage
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
