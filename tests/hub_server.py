@@ -1,8 +1,6 @@
-"""A local HTTP server on 127.0.0.1 that answers as the Hugging Face Hub does.
+"""A local HTTP server on 127.0.0.1 that answers ``huggingface_hub`` as the Hub does.
 
-It serves folders as repositories, as far as ``huggingface_hub`` needs: the list of files, and the
-files with the headers that the client's cache relies on. It accepts uploads into folders, without
-Xet. It can be told to fail in the same ways as the Hub and the network.
+It serves folders as repositories, accepts uploads without Xet, and can fail as the Hub does.
 """
 
 import base64
@@ -146,17 +144,10 @@ class _Answer(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Server
 
-    def do_HEAD(self) -> None:
-        self._answer()
-
     def do_GET(self) -> None:
         self._answer()
 
-    def do_POST(self) -> None:
-        self._answer()
-
-    def do_PUT(self) -> None:
-        self._answer()
+    do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Keep the access log out of the output of tests."""
@@ -247,7 +238,7 @@ class _Answer(BaseHTTPRequestHandler):
     def _describe_repository(self, kind: str, repository: str, revision: str | None) -> None:
         folder, commit = self._open(kind, repository, revision or "main")
         if folder is not None:
-            siblings = [{"rfilename": name} for name in _files_in(folder)]
+            siblings = [{"rfilename": file["path"]} for file in _files_in(folder)]
             is_private = repository in self.server.hub.private
             self._send_json(
                 {"id": repository, "sha": commit, "private": is_private, "siblings": siblings}
@@ -258,11 +249,7 @@ class _Answer(BaseHTTPRequestHandler):
         if folder is not None and under:
             self._refuse(404, code="EntryNotFound")
         elif folder is not None:
-            files = [
-                {"type": "file", "path": name, "size": (folder / name).stat().st_size, "oid": ""}
-                for name in _files_in(folder)
-            ]
-            self._send_json(files)
+            self._send_json(_files_in(folder))
 
     def _send_file(self, kind: str, repository: str, revision: str, name: str) -> None:
         folder, commit = self._open(kind, repository, revision)
@@ -279,7 +266,8 @@ class _Answer(BaseHTTPRequestHandler):
             headers["X-Linked-Size"] = str(len(body))
         git_object = b"blob %d\0%b" % (len(body), body)
         headers["ETag"] = f'"{hashlib.sha1(git_object).hexdigest()}"'
-        start = _first_byte(self.headers.get("Range"))
+        # A client that resumes a download asks for bytes=100-.
+        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
         if start:
             headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
         self._start(206 if start else 200, length=len(body) - start, headers=headers)
@@ -289,10 +277,8 @@ class _Answer(BaseHTTPRequestHandler):
             self.close_connection = end < len(body)
 
     def _send_json(self, value: Any) -> None:
-        self._send(json.dumps(value).encode(), content_type="application/json")
-
-    def _send(self, body: bytes, *, content_type: str) -> None:
-        self._start(200, length=len(body), headers={"Content-Type": content_type})
+        body = json.dumps(value).encode()
+        self._start(200, length=len(body), headers={"Content-Type": "application/json"})
         if self.command != "HEAD":
             self.wfile.write(body)
 
@@ -332,16 +318,14 @@ class _Answer(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def _files_in(folder: Path) -> list[str]:
-    paths = (path for path in folder.rglob("*") if path.is_file())
-    return sorted(path.relative_to(folder).as_posix() for path in paths)
-
-
 def _upload_mode(path: str) -> dict[str, Any]:
     mode = "lfs" if Path(path).suffix in STORED_AS_LFS else "regular"
     return {"path": path, "uploadMode": mode, "shouldIgnore": False}
 
 
-def _first_byte(header: str | None) -> int:
-    """Return the first byte of a range such as ``bytes=100-``; 0 without a range."""
-    return int(header.removeprefix("bytes=").split("-")[0]) if header else 0
+def _files_in(folder: Path) -> list[dict[str, Any]]:
+    return [
+        {"type": "file", "path": name, "size": (folder / name).stat().st_size, "oid": ""}
+        for name in sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+        if (folder / name).is_file()
+    ]

@@ -10,7 +10,7 @@ from hub_server import HubServer, hub_client
 from trec_files import TREC_DIR, needs_trec
 
 from finetune.config.schema import DataConfig
-from finetune.data.trec import COARSE, FILES, FINE, HUB_REPOSITORY, load_questions, load_trec
+from finetune.data.trec import COARSE, FILES, FINE, HUB_REPOSITORY, load_trec
 from finetune.errors import DataNotFoundError, DataUnreadableError, HubNotReachableError
 
 # Invented questions in TREC's format, with fine class names that several coarse classes share.
@@ -114,13 +114,3 @@ def test_the_published_training_file_has_the_published_counts() -> None:
     counts = Counter(COARSE[number] for number in train["label"])
     assert counts == {"ABBR": 86, "ENTY": 1250, "DESC": 1162, "HUM": 1223, "LOC": 835, "NUM": 896}
     assert "sister city" in train["text"][65]
-
-
-def test_there_are_enough_questions_of_every_class() -> None:
-    questions = load_questions(DataConfig("questions")).splits
-    assert questions["train"].features["label"].names == list(COARSE)
-    for split, least in (("train", 120), ("test", 40)):
-        counts = Counter(questions[split]["label"])
-        assert len(counts) == len(COARSE)
-        assert {*counts.values()} == {counts[0]}
-        assert counts[0] >= least
