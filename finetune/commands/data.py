@@ -69,8 +69,7 @@ def check_data(config: Config) -> dict[str, Any]:
         "suggestions": suggest_changes(findings, lengths=lengths),
         "expectation": expect(config, splits["train"], loaded.task),
         "warnings": warnings,
-        **findings.checks,
-        **{name: value for name, value in vars(findings).items() if name != "checks"},
+        **findings,
     }
 
 
@@ -189,7 +188,7 @@ def _show_check(report: Mapping[str, Any]) -> None:
     if report["expectation"]:
         show_lines(*report["expectation"].lines)
     for suggestion in report["suggestions"]:
-        show_lines(suggestion.finding, f"  try: {suggestion.remedy}")
+        show_lines(suggestion.message, f"  try: {suggestion.remedy}")
 
 
 def _describe(example: Any, check: str, split: str) -> tuple[str, str]:

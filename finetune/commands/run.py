@@ -164,7 +164,7 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
     rows = inputs.data.splits["train"]
     findings = check_splits(inputs.data.splits, inputs.task)
     for suggestion in suggest_changes(findings, lengths=None):
-        emit(WarningMessage(suggestion.finding))
+        emit(WarningMessage(suggestion.message))
     class_rows = inputs.task.count_classes(trained.labels)
     epochs = {"num_train_epochs": plan.num_train_epochs, "steps_per_epoch": plan.steps_per_epoch}
     return {

@@ -18,6 +18,7 @@ from datasets import DatasetDict
 from numpy.typing import NDArray
 
 from finetune.data.dataset import column_of, number_splits, texts_of
+from finetune.events import WarningMessage
 from finetune.tasks.base import Task
 from finetune.tasks.labels import find_odd_names, listed_counts
 
@@ -41,24 +42,6 @@ FIRST_LETTER_BEYOND_LATIN, EAST_ASIAN = "\u0370", re.compile("[\u3040-\u30ff\u4e
 MULTILINGUAL_MODEL = "bert-base-multilingual-cased"
 # Findings of a check in a split, as in the JSON: counts and a few examples.
 Finding = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    """A problem, and what a user can do about it."""
-
-    finding: str
-    remedy: str
-
-
-@dataclass(frozen=True)
-class Findings:
-    """The findings per split."""
-
-    rows: dict[str, int]
-    classes: dict[str, dict[str, int]]
-    checks: dict[str, dict[str, Finding]]
-    figures: dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -148,8 +131,11 @@ CHECKS = {
 }
 
 
-def check_splits(splits: DatasetDict, task: Task) -> Findings:
-    """Check splits, including ``train``, for problems that need no model to find."""
+def check_splits(splits: DatasetDict, task: Task) -> dict[str, dict[str, Any]]:
+    """Check splits, including ``train``, for problems that need no model to find.
+
+    Returns for each split: ``rows``, ``classes``, ``figures``, and the findings of ``CHECKS``.
+    """
     texts = {split: texts_of(rows) for split, rows in splits.items()}
     text_numbers = number_splits({split: columns.columns for split, columns in texts.items()})
     labels = {split: task.labels(column_of(rows, "label")) for split, rows in splits.items()}
@@ -160,35 +146,33 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
         text = columns.joined.to_pandas(types_mapper=pandas.ArrowDtype)
         rows = {"text": text, "number": text_numbers[split], "label": names[numbers]}
         parts[split] = pandas.DataFrame(rows)
-    checks: dict[str, dict[str, Finding]] = {name: {} for name in CHECKS}
+    report: dict[str, dict[str, Any]] = {
+        "rows": {split: len(rows) for split, rows in splits.items()},
+        "classes": {split: task.count_classes(array) for split, array in labels.items()},
+        "figures": {split: task.describe(array) for split, array in labels.items()},
+    }
     for name, check in CHECKS.items():
-        for split, part in parts.items():
-            if finding := check.find(part, parts["train"]):
-                checks[name][split] = finding
-    return Findings(
-        rows={split: len(rows) for split, rows in splits.items()},
-        classes={split: task.count_classes(array) for split, array in labels.items()},
-        checks=checks,
-        figures={split: task.describe(array) for split, array in labels.items()},
-    )
+        findings = {split: check.find(part, parts["train"]) for split, part in parts.items()}
+        report[name] = {split: finding for split, finding in findings.items() if finding}
+    return report
 
 
-def find_imbalance(counts: Mapping[str, int]) -> Iterator[Suggestion]:
+def find_imbalance(counts: Mapping[str, int]) -> Iterator[WarningMessage]:
     """Yield suggestions for strong class imbalance and for rare classes."""
     present = sorted(filter(counts.__getitem__, counts), key=counts.__getitem__)
     smallest, largest = present[0], present[-1]
     if (ratio := counts[largest] / counts[smallest]) >= STRONG_IMBALANCE:
         finding = f"{largest} has {ratio:.1f} times the training rows of {smallest}"
-        yield Suggestion(finding, "use --class-weights balanced")
+        yield WarningMessage(finding, "use --class-weights balanced")
     if rare := {name: count for name, count in counts.items() if count < RARE_ROWS}:
         finding = f"classes with fewer than {RARE_ROWS} training rows: {listed_counts(rare)}"
-        yield Suggestion(finding, "add rows of these classes, or merge them with others")
+        yield WarningMessage(finding, "add rows of these classes, or merge them with others")
 
 
-def find_misspelled_names(counts: Mapping[str, int]) -> Iterator[Suggestion]:
+def find_misspelled_names(counts: Mapping[str, int]) -> Iterator[WarningMessage]:
     """Yield rare classes whose names are nearly the name of a class with many more rows.
 
-    >>> [row.finding for row in find_misspelled_names({"billing": 90, "biling": 2, "refund": 80})]
+    >>> [row.message for row in find_misspelled_names({"billing": 90, "biling": 2, "refund": 80})]
     ["'biling' (2 rows) may be a misspelling of 'billing'"]
     """
     for name, count in counts.items() if len(counts) <= MAX_COMPARED_NAMES else ():
@@ -198,7 +182,7 @@ def find_misspelled_names(counts: Mapping[str, int]) -> Iterator[Suggestion]:
         ]
         for other in difflib.get_close_matches(name, same_digits, n=1, cutoff=MIN_SIMILARITY):
             finding = f"{name!r} ({count:,} rows) may be a misspelling of {other!r}"
-            yield Suggestion(finding, "use --label-map FILE, which renames and merges classes")
+            yield WarningMessage(finding, "use --label-map FILE, which renames and merges classes")
 
 
 def describe_lengths(
@@ -231,7 +215,7 @@ def suggest_model(
     *,
     unknown_tokens: int,
     tokens: int,
-) -> Suggestion | None:
+) -> WarningMessage | None:
     """Suggest another model if the vocabulary does not cover the language of the texts."""
     share = unknown_tokens / max(tokens, 1)
     if share > MAX_UNKNOWN:
@@ -241,7 +225,7 @@ def suggest_model(
     else:
         return None
     model = f"use --model {MULTILINGUAL_MODEL}, or another model for the language of the texts"
-    return Suggestion(finding, model)
+    return WarningMessage(finding, model)
 
 
 def _are_spelled(tokenizer: "PreTrainedTokenizerFast", texts: pyarrow.ChunkedArray) -> bool:
@@ -261,25 +245,27 @@ def _are_spelled(tokenizer: "PreTrainedTokenizerFast", texts: pyarrow.ChunkedArr
     return sum(map(len, encoded)) > usual > 0
 
 
-def suggest_changes(findings: Findings, *, lengths: Lengths | None) -> list[Suggestion]:
+def suggest_changes(
+    report: Mapping[str, Mapping[str, Any]], *, lengths: Lengths | None
+) -> list[WarningMessage]:
     """Return suggestions for the user; ``lengths`` is ``None`` without a tokenizer."""
-    classes = findings.classes["train"]
+    classes = report["classes"]["train"]
     changes = [*find_imbalance(classes)] if classes else []
-    changes += [Suggestion(*names) for names in find_odd_names(classes)]
+    changes += [WarningMessage(*names) for names in find_odd_names(classes)]
     changes += find_misspelled_names(classes)
     for name, (_, titles, remedy) in CHECKS.items():
-        for split, finding in findings.checks[name].items():
+        for split, finding in report[name].items():
             counts = [f"{title}: {finding[key]:,}" for key, title in titles.items()]
             if remedy and finding[next(iter(titles))]:
-                changes.append(Suggestion(f"{split}: {', '.join(counts)}", remedy))
+                changes.append(WarningMessage(f"{split}: {', '.join(counts)}", remedy))
     if lengths and lengths.suggested_max_length > lengths.max_length:
         train = lengths.splits["train"]
         cut = f"training texts truncated to {lengths.max_length} tokens: {train['cut_rows']:,}"
         remedy = f"use --max-length {lengths.suggested_max_length}"
-        changes.append(Suggestion(f"{cut} ({train['cut_share']:.1%})", remedy))
+        changes.append(WarningMessage(f"{cut} ({train['cut_share']:.1%})", remedy))
     if lengths and lengths.beyond_model:
-        share = lengths.beyond_model / findings.rows["train"]
+        share = lengths.beyond_model / report["rows"]["train"]
         long = f"training texts longer than the model can read at once: {lengths.beyond_model:,}"
         remedy = "use --long-texts windows, which reads whole texts, or shorten those of pairs"
-        changes.append(Suggestion(f"{long} ({share:.1%})", remedy))
+        changes.append(WarningMessage(f"{long} ({share:.1%})", remedy))
     return changes

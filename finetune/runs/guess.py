@@ -125,7 +125,7 @@ def measure_tokens(splits: "Mapping[str, Dataset]", options: ModelConfig) -> "Le
     unknown, tokens = encoded["train"].count(tokenizer.unk_token_id), int(lengths.sum())
     texts = texts_of(splits["train"]).joined
     if suggestion := suggest_model(tokenizer, texts, unknown_tokens=unknown, tokens=tokens):
-        emit(WarningMessage(suggestion.finding, remedy=suggestion.remedy))
+        emit(suggestion)
     suggested = suggest_max_length(lengths, max_tokens=max_tokens)
     return Lengths(
         model=options.model,

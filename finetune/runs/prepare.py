@@ -183,7 +183,7 @@ def encode_rows(rows: Dataset, split: str, text_model: TextModel, *, config: Con
         unknown = encoded.count(tokenizer.unk_token_id)
         advice = suggest_model(tokenizer, texts.joined, unknown_tokens=unknown, tokens=tokens)
         if advice:
-            emit(WarningMessage(advice.finding, remedy=advice.remedy))
+            emit(advice)
     return examples
 
 

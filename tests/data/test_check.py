@@ -35,7 +35,7 @@ def splits_of(**rows: list[tuple[str, str]]) -> DatasetDict:
 
 def found_in(splits: DatasetDict, check: str, split: str = "train") -> dict[str, Any]:
     task = Single(splits["train"].features["label"].names)
-    found: dict[str, Any] = check_splits(splits, task).checks[check][split]
+    found: dict[str, Any] = check_splits(splits, task)[check][split]
     return found
 
 
@@ -80,7 +80,7 @@ def test_rows_that_are_in_training_are_shown_with_both_labels() -> None:
 
 
 def test_the_largest_class_is_compared_with_the_smallest_that_has_rows() -> None:
-    large, rare = (one.finding for one in find_imbalance({"a": 60, "b": 4, "c": 0, "d": 10}))
+    large, rare = (one.message for one in find_imbalance({"a": 60, "b": 4, "c": 0, "d": 10}))
     assert large == "a has 15.0 times the training rows of b"
     assert rare.endswith("rows: 'b' (4), 'c' (0)")
 
@@ -146,7 +146,7 @@ def test_a_vocabulary_with_letters_but_without_words_suggests_another_model(text
     texts = pyarrow.chunked_array([[text] * 3])
     found = suggest_model(letters_of(text), texts, unknown_tokens=0, tokens=100)
     assert found is not None
-    assert "only single letters" in found.finding
+    assert "only single letters" in found.message
     assert found.remedy.startswith("use --model bert-base-multilingual-cased")
     knows = letters_of(text, words=text.split())
     assert suggest_model(knows, texts, unknown_tokens=0, tokens=100) is None
@@ -166,5 +166,5 @@ def test_a_vocabulary_that_lacks_many_words_suggests_another_model() -> None:
     assert suggest(unknown_tokens=0, tokens=0) is None
     found = suggest(unknown_tokens=65, tokens=100)
     assert found is not None
-    assert found.finding.startswith("65% of the tokens are not in")
+    assert found.message.startswith("65% of the tokens are not in")
     assert found.remedy.startswith("use --model ")
