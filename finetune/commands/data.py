@@ -94,7 +94,7 @@ def audit_data(
     """
     from finetune.audit.audit import audit
     from finetune.data.load import source_name
-    from finetune.report.audit import SUSPECTS, files_of
+    from finetune.report.page import SUSPECTS, audit_files
 
     several = None if file is None else find_several(Path(file).expanduser())
     out_of_fold = None
@@ -115,7 +115,7 @@ def audit_data(
         batch=batch,
         batches=batches,
     )
-    folder.write_all(files_of(result, batch=batch))
+    folder.write_all(audit_files(result, batch=batch))
     return replace(result, folder=str(folder.path))
 
 
@@ -231,11 +231,11 @@ def audit_command(*, display: flags.Display, **options: Any) -> None:
 
 
 def _show_audit(result: "Audit") -> None:
-    from finetune.report.audit import cell_of, summarize
+    from finetune.report.page import cell_of, summarize_audit
 
     sample = f" (a sample of {result.sampled:,})" * (result.sampled < result.rows)
     show_lines(f"{result.rows:,} rows of {result.data}{sample}, {len(result.classes)} classes")
-    table = summarize(result)
+    table = summarize_audit(result)
     show_table(table.columns, table.rows, numbers=("rows",))
     if result.suspects:
         show_lines("labels that are most likely wrong", "")
