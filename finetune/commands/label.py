@@ -1,6 +1,7 @@
 """``finetune label``: unlabeled texts become a labeled table, in the browser."""
 
 import secrets
+import sys
 import webbrowser
 from dataclasses import replace
 from pathlib import Path
@@ -53,8 +54,7 @@ def command(
     require_packages()
     with display.progress():
         from finetune.web.journal import LabelJournal
-        from finetune.web.label_app import make_label_app
-        from finetune.web.labeling import LabelingSession
+        from finetune.web.labeling import LabelingSession, check_name, make_label_app
         from finetune.web.server import bind, local_hosts, render, run_server
         from finetune.web.source import TextEncoder, read_label_source
 
@@ -64,6 +64,8 @@ def command(
         if "model" not in loaded.sources:
             config = replace(config, model=replace(config.model, model=source.suggested_model))
             emit(Info(f"guessed: --model {source.suggested_model}"))
+    for name in filter(str.strip, (classes or "").split(",")):
+        source.labels.add_classes([check_name(name)])
     journal = LabelJournal(
         file,
         source.texts,
@@ -71,8 +73,6 @@ def command(
         is_multi_label=source.is_multi_label,
         initial=source.labels,
     )
-    names = [name for name in (classes or "").split(",") if name.strip()]
-    journal.start([*map(LabelingSession.check_name, names)])
     session = LabelingSession(source.texts, journal, TextEncoder(config), is_blank=source.is_blank)
     token, listener = secrets.token_urlsafe(16), bind("127.0.0.1", port)
     port = listener.getsockname()[1]
@@ -89,6 +89,8 @@ def command(
     else:
         click.echo(f"label {escape_line(str(file))} at {address} (Ctrl-C stops)")
     session.start()
+    # The endpoints wait less for the interpreter while a head is fitted.
+    sys.setswitchinterval(0.0005)
     if not no_browser:
         webbrowser.open(address)
     run_server(app, listener)

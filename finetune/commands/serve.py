@@ -53,17 +53,12 @@ def command(
     server after it has answered all accepted requests.
     """
     token = os.environ.get(TOKEN_VARIABLE)
-    if host not in LOCAL_HOSTS:
-        if not token:
-            raise UsageError(
-                f"--host {host} lets other machines in, and {TOKEN_VARIABLE} is not set",
-                remedy=f"set {TOKEN_VARIABLE} to a secret that clients send as bearer token",
-            )
-        if not allowed_hosts:
-            raise UsageError(
-                f"--host {host} needs the name under which clients reach the server",
-                remedy="add --allowed-host, such as --allowed-host models.example.org",
-            )
+    if host not in LOCAL_HOSTS and not (token and allowed_hosts):
+        raise UsageError(
+            f"--host {host} lets other machines in without {TOKEN_VARIABLE} or --allowed-host",
+            remedy=f"set {TOKEN_VARIABLE} to a secret that clients send as bearer token, and add "
+            "the name under which they reach the server: --allowed-host models.example.org",
+        )
     require_packages()
     limit_kernel_cache()
     with display.progress():
@@ -78,7 +73,7 @@ def command(
     page = render(
         "serve.html.j2",
         name=folder.path.name,
-        classes=model.classes,
+        classes=model.info["classes"],
         reads_pairs=model.reads_pairs,
         address=address,
         needs_token=bool(token),

@@ -7,8 +7,6 @@ from finetune.errors import UsageError
 
 def require_packages() -> None:
     """Raise ``UsageError`` if the packages of the extra are missing."""
-    for package in ("starlette", "uvicorn"):
-        if find_spec(package) is None:
-            raise UsageError(
-                f"this command needs the package {package}", remedy="pip install starlette uvicorn"
-            )
+    if not all(map(find_spec, ("starlette", "uvicorn"))):
+        message, remedy = "starlette and uvicorn are missing", "pip install starlette uvicorn"
+        raise UsageError(message, remedy=remedy)

@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,12 +27,9 @@ _FORMAT = "finetune labels 1"
 
 @dataclass(frozen=True)
 class Action:
-    """One action of a person; ``kind`` determines which of the other fields it uses.
+    """One action of a person; ``kind`` determines which of the other fields it uses."""
 
-    ``start`` has the classes from the command line. It can't be undone.
-    """
-
-    kind: Literal["label", "skip", "add", "rename", "undo", "start"]
+    kind: Literal["label", "skip", "add", "rename", "undo"]
     row: int | None = None  # from 0
     classes: Sequence[str] = ()
     how: How | None = None
@@ -58,7 +56,7 @@ class Labels:
             self.classes = [*renamed(self.classes)]
             self.rows = {row: (*renamed(names),) for row, names in self.rows.items()}
             return
-        self.classes += [name for name in action.classes if name not in self.classes]
+        self.add_classes(action.classes)
         if action.row is None:
             return
         self.skipped.discard(action.row)
@@ -68,6 +66,10 @@ class Labels:
         else:
             self.rows[action.row] = (*action.classes,)
             self.how[action.row] = action.how or self.how.get(action.row, "chosen")
+
+    def add_classes(self, names: Sequence[str]) -> None:
+        """Add the classes that are new."""
+        self.classes += [name for name in names if name not in self.classes]
 
     def counts(self) -> dict[str, int]:
         """Return the number of labeled rows of each class."""
@@ -128,49 +130,34 @@ class LabelJournal:
             self._file.truncate(0)
             self._append(header)
             return []
-        with suppress(ValueError, TypeError, KeyError, AttributeError):
+        with suppress(ValueError, TypeError):
             first, *lines = map(json.loads, complete.split(b"\n"))
             if first == header:
                 self._file.truncate(len(complete) + 1)
                 return [Action(**line) for line in lines]
-            if first["format"] == _FORMAT and first["texts"] != header["texts"]:
+            if {*first} == {*header}:
                 raise DataError(
-                    f"{self.path} has labels of other texts than this file has now",
-                    remedy="restore the file, or move the labels elsewhere to start again",
-                )
-            if first["format"] == _FORMAT:
-                kind = "multi-label" if first["multi_label"] else "single-label"
-                raise UsageError(
-                    f"{self.path} has {kind} data",
-                    remedy="use the same options as before, or move the labels elsewhere",
+                    f"{self.path} has labels of other texts, or of another kind",
+                    remedy="restore the file and the options, or move the labels elsewhere",
                 )
         raise _foreign(self.path)
 
     def _replay(self) -> Labels:
-        first = self._initial
-        labels = Labels([*first.classes], {**first.rows}, {**first.how})
-        starts = [action for action in self.actions if action.kind == "start"]
-        for action in starts + self.effective:
+        labels = deepcopy(self._initial)
+        for action in self.effective:
             labels.apply(action)
         return labels
 
     @property
     def effective(self) -> list[Action]:
-        """The actions that were not undone, without ``start``."""
+        """The actions that were not undone."""
         kept: list[Action] = []
         for action in self.actions:
             if action.kind == "undo":
-                kept = kept[:-1]
-            elif action.kind != "start":
+                del kept[-1:]
+            else:
                 kept.append(action)
         return kept
-
-    def start(self, classes: Sequence[str]) -> None:
-        """Add classes that the journal has never had."""
-        known = {name for action in self.actions for name in action.classes}
-        new = [name for name in classes if name not in known | {*self._initial.classes}]
-        if new:
-            self.record(Action("start", classes=new))
 
     def record(self, action: Action) -> None:
         """Write an action, then change the labels and their table."""
@@ -189,7 +176,7 @@ class LabelJournal:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def write_table(self, *, flushes: bool = False) -> None:
+    def write_table(self) -> None:
         """Write the labeled rows as a table that ``finetune run`` reads.
 
         Rows that were drawn at random are its test split, except for the first ones of classes
@@ -217,12 +204,10 @@ class LabelJournal:
             ]
             for row, names in rows.items()
         )
-        write_text_atomically(self.table_path, table.getvalue(), flushes=flushes)
+        write_text_atomically(self.table_path, table.getvalue(), flushes=False)
 
     def close(self) -> None:
-        """Flush the table to the disk, and release the lock."""
-        if self.actions:
-            self.write_table(flushes=True)
+        """Release the lock."""
         self._file.close()
 
 

@@ -5,20 +5,23 @@ random texts measure how often the head agrees with the person.
 """
 
 import shlex
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
-from torch.nn import functional
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from finetune.events import Advance, Event, sent_to
 from finetune.tasks.labels import name_as_text, name_classes
+from finetune.tasks.multi import Multi
+from finetune.tasks.single import Single
 from finetune.tasks.tables import wilson_interval
 from finetune.training.linear_head import (
     DEFAULT_INVERSE_REGULARIZATION,
@@ -30,25 +33,40 @@ from finetune.training.linear_head import (
 )
 from finetune.web.journal import Action, How, LabelJournal
 from finetune.web.selection import Scores, Selection, find_contradictions
+from finetune.web.server import StrictBody, make_app, route
 
 Features = NDArray[np.float32]
 LabeledRows = Mapping[int, Sequence[str]]
 ReadFeatures = Callable[[Sequence[Sequence[str]]], Features]
 """Returns the features of one column of texts, or of two columns of pairs: [texts, hidden]."""
 
-# Points of the curve of agreement, and the least number of random texts that it needs.
-CURVE_POINTS, MIN_RANDOM_TEXTS = 8, 10
-# After how many labels the curve is measured again.
-CURVE_EVERY = 10
+# Points of the curve of agreement, the least number of random texts that it needs, and after how
+# many labels it is measured again.
+CURVE_POINTS, MIN_RANDOM_TEXTS, CURVE_EVERY = 8, 10, 10
 MAX_LISTED, MAX_NAME_CHARACTERS = 200, 200
 # A rough fit is enough to rank texts.
 MAX_GRADIENT = 1e-3
 
 
-class LabelingSession:
-    """The logic behind the page and the endpoints. Rows are counted from 0.
+class LabelBody(StrictBody):
+    """A label, a list of labels for multi-label data, or null to skip the row."""
 
-    ``texts`` is a column of texts, or two columns of sentence pairs.
+    row: int
+    label: str | list[str] | None
+
+
+class ClassBody(StrictBody):
+    """A class to add; with ``new_name``, a class to rename or to merge."""
+
+    name: str
+    new_name: str | None = None
+
+
+class LabelingSession:
+    """What the endpoints do.
+
+    ``texts`` is a column of texts, or two columns of sentence pairs. Endpoints count rows from 1,
+    all else from 0.
     """
 
     def __init__(
@@ -64,7 +82,7 @@ class LabelingSession:
         is_done = np.zeros(self.count, bool) if is_blank is None else is_blank.copy()
         self._filled = self.count - int(is_done.sum())
         is_done[[row for row, how in journal.labels.how.items() if how == "file"]] = True
-        self._selection = Selection(self.count, has_label=is_done)
+        self._selection = Selection(is_done)
         self._random_rows = {*self._selection.random_rows.tolist()}
         self._lock = threading.RLock()
         self._changed, self._is_stopped = threading.Event(), False
@@ -75,96 +93,86 @@ class LabelingSession:
         self._agreement: dict[str, float] | None = None
         self._curve: list[dict[str, float]] = []
         self._progress, self._error = 0.0, ""
-        self._switch_seconds = sys.getswitchinterval()
         self._thread = threading.Thread(target=self._work, name="labeling", daemon=True)
 
     def start(self) -> None:
         """Compute features and fit heads in the background from now on."""
-        # The endpoints wait less for the interpreter while a head is fitted.
-        sys.setswitchinterval(0.0005)
         self._thread.start()
 
     def stop(self) -> None:
         """End the background work, and release the files."""
         self._is_stopped = True
         self._changed.set()
-        sys.setswitchinterval(self._switch_seconds)
         self.journal.close()
 
-    def next(self) -> tuple[int, How] | None:
-        """Return the row to label now: the same one until it is labeled or skipped."""
+    def next(self) -> dict[str, Any]:
+        """Return the text to label now: the same one until it is labeled or skipped."""
         with self._lock:
-            labels = self.journal.labels
+            labels, scores = self.journal.labels, self._scores
             if self._shown is None or self._shown[0] in labels.rows.keys() | labels.skipped:
-                self._shown = self._selection.next(labels, self._scores)
-            return self._shown
+                self._shown = self._selection.next(labels, scores)
+            if self._shown is None:
+                raise HTTPException(404, "all texts are labeled or skipped")
+            row, how = self._shown
+            suggestion = None
+            if scores is not None:
+                names, probability = scores.predict(row)
+                suggestion = {"label": self._label_of(names), "probability": round(probability, 4)}
+            return {**self._text_of(row), "how": how, "suggestion": suggestion}
 
-    def label(self, row: int, classes: Sequence[str] | None) -> None:
-        """Give a row its classes, or skip it with None."""
+    def label(self, body: LabelBody) -> dict[str, Any]:
+        """Give a row its classes, or skip it; return the status."""
+        row = body.row - 1
         if not 0 <= row < self.count:
-            message = f"there is no row {row + 1}: the rows are 1 to {self.count}"
-            raise HTTPException(404, message)
+            raise HTTPException(404, f"there is no row {body.row}: the rows are 1 to {self.count}")
         with self._lock:
             how: How = self.journal.labels.how.get(row, "chosen")
             if row in self._random_rows:
                 how = "random"
             elif self._shown is not None and self._shown[0] == row:
                 how = self._shown[1]
-            if classes is None:
-                self._record(Action("skip", row, how=how))
-                return
-            names = tuple(dict.fromkeys(map(self.check_name, classes)))
+            if body.label is None:
+                return self._record(Action("skip", row, how=how))
+            labels = [body.label] if isinstance(body.label, str) else body.label
+            names = tuple(dict.fromkeys(map(check_name, labels)))
             if not self.journal.is_multi_label and len(names) != 1:
                 raise HTTPException(422, "this data has one class per text: send one label")
-            self._record(Action("label", row, names, how))
+            return self._record(Action("label", row, names, how))
 
-    def undo(self) -> int | None:
-        """Take back the last action; return its row, which is shown again."""
+    def undo(self, body: StrictBody) -> dict[str, Any]:
+        """Take back the last action; return the status, and the row, which is shown again."""
         with self._lock:
             actions = self.journal.effective
             if not actions:
                 raise HTTPException(409, "there is nothing to undo")
             last = actions[-1]
-            self._record(Action("undo"))
-            if last.row is not None and last.row not in self.journal.labels.rows:
+            status = self._record(Action("undo"))
+            if last.row is None:
+                return {"row": None, **status}
+            if last.row not in self.journal.labels.rows:
                 self._shown = last.row, last.how or "chosen"
-            return last.row
+            return {"row": last.row + 1, **status}
 
-    def change_class(self, name: str, new_name: str | None) -> None:
+    def change_class(self, body: ClassBody) -> dict[str, Any]:
         """Add a class or rename it; renaming it to an existing class merges the two."""
         with self._lock:
-            if new_name is None:
-                self._record(Action("add", classes=(self.check_name(name),)))
-                return
-            if name not in self.journal.labels.classes:
-                raise HTTPException(404, f"there is no class {name!r}")
-            self._record(Action("rename", classes=(name,), new_name=self.check_name(new_name)))
+            if body.new_name is None:
+                return self._record(Action("add", classes=(check_name(body.name),)))
+            if body.name not in self.journal.labels.classes:
+                raise HTTPException(404, f"there is no class {body.name!r}")
+            new_name = check_name(body.new_name)
+            return self._record(Action("rename", classes=(body.name,), new_name=new_name))
 
-    @staticmethod
-    def check_name(name: str) -> str:
-        """Return a class name as ``finetune run`` reads it."""
-        name = name_classes([name])[name]
-        if not 0 < len(name) <= MAX_NAME_CHARACTERS:
-            raise HTTPException(422, f"a class name has 1 to {MAX_NAME_CHARACTERS} characters")
-        return name
-
-    def _record(self, action: Action) -> None:
+    def _record(self, action: Action) -> dict[str, Any]:
         self.journal.record(action)
         self._changed.set()
-
-    def suggestion(self, row: int) -> dict[str, Any] | None:
-        """Return what the head predicts for a row."""
-        if (scores := self._scores) is None:
-            return None
-        names, probability = scores.predict(row)
-        return {"label": self._label_of(names), "probability": round(probability, 4)}
+        return self.status()
 
     def _label_of(self, names: Sequence[str]) -> str | list[str]:
         """Return classes as the endpoints return them: a name, or a list of names."""
         return [*names] if self.journal.is_multi_label else names[0]
 
-    def text_of(self, row: int) -> dict[str, Any]:
-        """Return the number of a row, counted from 1, and its texts."""
+    def _text_of(self, row: int) -> dict[str, Any]:
         texts = zip(("text", "text_pair"), self.texts, strict=False)
         return {"row": row + 1, **{name: column[row] for name, column in texts}}
 
@@ -198,7 +206,7 @@ class LabelingSession:
             labels, scores = self.journal.labels, self._scores
             return [
                 {
-                    **self.text_of(row),
+                    **self._text_of(row),
                     "label": self._label_of(labels.rows[row]),
                     "predicted": self._label_of(names) if names else [],
                     "doubt": round(doubt, 4),
@@ -212,9 +220,9 @@ class LabelingSession:
             labeled = [*reversed(self.journal.labels.rows.items())]
         words = words.casefold()
         matches = [
-            {**self.text_of(row), "label": self._label_of(names)}
+            {**self._text_of(row), "label": self._label_of(names)}
             for row, names in labeled
-            if class_name is None or class_name in names
+            if not class_name or class_name in names
             if not words or any(words in column[row].casefold() for column in self.texts)
         ]
         return matches[:MAX_LISTED]
@@ -271,47 +279,46 @@ class LabelingSession:
 
     def _fit_head(self, rows: LabeledRows, classes: Sequence[str]) -> Scores | None:
         """Fit a head on labeled rows, and on the names of classes if they help."""
-        if self._features is None or not classes:
-            return None
         is_multi = self.journal.is_multi_label
+        if self._features is None or len(classes) < 2 - is_multi:
+            return None
         is_label = np.array([[name in names for name in classes] for names in rows.values()], bool)
         is_label = is_label.reshape(len(rows), len(classes))
         features = self._features[np.array([*rows], np.int64)]
         names = np.stack([self._name_features[name] for name in classes])
-        has_label = is_label.any(axis=0)
+        # Names help if at least half of them are nearest to the mean of their own class. Two
+        # classes with labels are needed to tell.
+        fits = names_fit(names, features, is_label)
+        names_help = len(fits) < 2 or fits.mean() >= MIN_FITTING_NAMES
         # A class without a label is known only by its name.
-        by_name = np.flatnonzero(~has_label | names_help(names, features, is_label))
+        by_name = np.flatnonzero(~is_label.any(axis=0) | names_help)
         features = np.concatenate([features, names[by_name]])
         is_label = np.concatenate([is_label, np.eye(len(classes), dtype=bool)[by_name]])
-        known = np.flatnonzero(is_label.any(axis=0))
-        if not len(known) or (len(known) < 2 and not is_multi):
-            return None
-        is_label = is_label[:, known]
+        task = Multi(classes) if is_multi else Single(classes)
+        labeled = LabelledFeatures(
+            features,
+            is_label.astype(np.float32) if is_multi else is_label.argmax(axis=1),
+            np.ones(len(features), np.float32),
+            task.losses,
+            len(classes),
+            np.zeros(len(features), np.int64),
+        )
         head = fit_linear_head(
-            LabelledFeatures(
-                features,
-                is_label.astype(np.float32) if is_multi else is_label.argmax(axis=1),
-                np.ones(len(features), np.float32),
-                _multi_label_losses if is_multi else _single_label_losses,
-                len(known),
-                np.zeros(len(features), np.int64),
-            ),
+            labeled,
             inverse_regularization=DEFAULT_INVERSE_REGULARIZATION,
             max_gradient=MAX_GRADIENT,
         )
-        logits = torch.from_numpy(head.logits(self._features))
-        probabilities = logits.sigmoid() if is_multi else logits.softmax(dim=1)
-        return Scores(tuple(np.array(classes)[known].tolist()), probabilities.numpy(), is_multi)
+        probabilities = task.read_logits(head.logits(self._features)).probabilities
+        assert probabilities is not None
+        return Scores(tuple(classes), probabilities, is_multi)
 
 
-def names_help(names: Features, rows: Features, is_label: NDArray[np.bool_]) -> bool:
-    """Return whether class names are meaningful to the encoder.
-
-    Among classes with labels, at least half of the names must be nearest to the mean of their own
-    class. With fewer than two such classes, names are used.
-    """
-    fits = names_fit(names, rows, is_label)
-    return bool(fits.mean() >= MIN_FITTING_NAMES) if len(fits) > 1 else len(names) > 1
+def check_name(name: str) -> str:
+    """Return a class name as ``finetune run`` reads it."""
+    name = name_classes([name])[name]
+    if not 0 < len(name) <= MAX_NAME_CHARACTERS:
+        raise HTTPException(422, f"a class name has 1 to {MAX_NAME_CHARACTERS} characters")
+    return name
 
 
 def measure_agreement(
@@ -325,11 +332,22 @@ def measure_agreement(
     return {"labels": labels, "texts": len(drawn), "agreed": agreed, "low": low, "high": high}
 
 
-_single_label_losses = partial(functional.cross_entropy, reduction="none")
+def make_label_app(
+    session: LabelingSession, *, page: str, hosts: Collection[str], token: str
+) -> ASGIApp:
+    """Return the application; ``page`` is the HTML of the page."""
 
+    async def search(request: Request) -> Response:
+        query: Any = request.query_params
+        return JSONResponse(session.search(query.get("class"), query.get("search", "")))
 
-def _multi_label_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    losses = functional.binary_cross_entropy_with_logits(
-        logits, labels.to(logits), reduction="none"
-    )
-    return losses.sum(dim=1)
+    routes = [
+        route("/api/next", session.next),
+        route("/api/label", session.label, LabelBody),
+        route("/api/undo", session.undo, StrictBody),
+        route("/api/classes", session.change_class, ClassBody),
+        route("/api/status", session.status),
+        route("/api/contradictions", session.contradictions),
+        Route("/api/texts", search),
+    ]
+    return make_app(routes, page=page, script="label.js", hosts=hosts, token=token)

@@ -52,10 +52,10 @@ class Scores:
 class Selection:
     """Chooses texts; ``features`` are unit vectors, float32 [texts, hidden], once there are any."""
 
-    def __init__(self, count: int, *, has_label: NDArray[np.bool_], seed: int = 0) -> None:
-        self._random = np.random.default_rng(seed)
-        order = self._random.permutation(count)
-        order = order[~has_label[order]]
+    def __init__(self, is_done: NDArray[np.bool_]) -> None:
+        self._random = np.random.default_rng(0)
+        order = self._random.permutation(len(is_done))
+        order = order[~is_done[order]]
         drawn = min(int(np.ceil(len(order) * RANDOM_FRACTION)), MAX_RANDOM_TEXTS)
         self.random_rows: NDArray[np.int64] = order[:drawn]
         self._other_rows: NDArray[np.int64] = order[drawn:]

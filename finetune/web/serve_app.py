@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import lru_cache, partial
-from itertools import compress, islice
+from itertools import compress
 from typing import Any, Literal
 
 from pydantic import Field
@@ -24,7 +24,7 @@ from finetune.runs.manifest import find_lowest_probabilities, package_versions
 from finetune.runs.results import read_results
 from finetune.runs.trained import TrainedModel
 from finetune.tasks.base import Prediction, abstain
-from finetune.web.server import StrictBody, make_app, read_body
+from finetune.web.server import StrictBody, make_app, read_body, route
 
 Text = tuple[str, str | None]
 """A text, and the second text of a sentence pair."""
@@ -36,7 +36,7 @@ BATCHES_PER_TRIM = 10
 
 
 class Batcher:
-    """Predicts the texts of requests that arrive while the model is busy together.
+    """Predicts texts that arrive while the model is busy together.
 
     Args:
         predict: Returns a result for each text.
@@ -47,39 +47,33 @@ class Batcher:
         self, predict: Callable[[Sequence[Text]], Sequence[Any]], thread: ThreadPoolExecutor
     ) -> None:
         self._predict, self._thread = predict, thread
-        self._waiting: deque[tuple[Sequence[Text], asyncio.Future[Sequence[Any]]]] = deque()
+        self._waiting: deque[tuple[Text, asyncio.Future[Any]]] = deque()
         self._worker: asyncio.Task[None] | None = None
 
     async def submit(self, texts: Sequence[Text]) -> Sequence[Any]:
         """Return a result for each text; raise ``HTTPException`` 503 if too many texts wait."""
-        if sum(len(waiting) for waiting, _ in self._waiting) + len(texts) > MAX_WAITING_TEXTS:
+        if len(self._waiting) + len(texts) > MAX_WAITING_TEXTS:
             message = "too many texts are waiting: try again in a second"
             raise HTTPException(503, message, headers={"Retry-After": "1"})
-        answer: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((texts, answer))
+        loop = asyncio.get_running_loop()
+        answers = [loop.create_future() for _ in texts]
+        self._waiting.extend(zip(texts, answers, strict=True))
         if self._worker is None or self._worker.done():
-            self._worker = asyncio.create_task(self._work())
-        return await answer
+            self._worker = loop.create_task(self._work())
+        return await asyncio.gather(*answers)
 
     async def _work(self) -> None:
-        while self._waiting:
-            batch = [self._waiting.popleft()]
-            texts = [*batch[0][0]]
-            while self._waiting and len(texts) + len(self._waiting[0][0]) <= MAX_BATCH_TEXTS:
-                batch.append(self._waiting.popleft())
-                texts += batch[-1][0]
+        while count := min(len(self._waiting), MAX_BATCH_TEXTS):
+            texts, answers = zip(*(self._waiting.popleft() for _ in range(count)), strict=True)
             work = asyncio.get_running_loop().run_in_executor(self._thread, self._predict, texts)
             await asyncio.wait([work])
-            error = work.exception()
-            results = iter(()) if error else iter(work.result())
-            for request_texts, answer in batch:
-                request_results = [*islice(results, len(request_texts))]
-                if answer.done():  # the client has left
-                    continue
-                if error:
+            # An answer is done before if its client has left.
+            waiting = [each for each in enumerate(answers) if not each[1].done()]
+            for number, answer in waiting:
+                if error := work.exception():
                     answer.set_exception(error)
                 else:
-                    answer.set_result(request_results)
+                    answer.set_result(work.result()[number])
 
 
 class ServedModel:
@@ -92,7 +86,16 @@ class ServedModel:
         self.thread = ThreadPoolExecutor(max_workers=1)
         load = partial(copy_context().run, TrainedModel.load, folder, device=device)
         model = self._model = self.thread.submit(load).result()
-        self._folder, self.reads_pairs = folder, model.reads_pairs
+        self.reads_pairs, results = model.reads_pairs, read_results(folder).to_json()
+        # Classes, metrics with their intervals, and versions.
+        self.info = {
+            "run": folder.path.name,
+            "task": results["task"],
+            "classes": [*model.text_model.task.class_names],
+            "reads_pairs": self.reads_pairs,
+            "metrics": {name: value for name, value in results.items() if name.startswith("test_")},
+            "versions": package_versions(),
+        }
         self._find_lowest = lru_cache(maxsize=64)(partial(find_lowest_probabilities, folder))
         self._empty, self._batches = model.no_prediction(all_scores=True), 0
 
@@ -118,23 +121,6 @@ class ServedModel:
             raise HTTPException(422, f"{error.message}: {error.remedy}") from error
         return predictions if lowest is None else abstain(predictions, lowest)
 
-    @property
-    def classes(self) -> Sequence[str]:
-        """The names of the classes."""
-        return self._model.text_model.task.class_names
-
-    def info(self) -> dict[str, Any]:
-        """Return classes, metrics with their intervals, and versions."""
-        results = read_results(self._folder).to_json()
-        return {
-            "run": self._folder.path.name,
-            "task": results["task"],
-            "classes": [*self.classes],
-            "reads_pairs": self.reads_pairs,
-            "metrics": {name: value for name, value in results.items() if name.startswith("test_")},
-            "versions": package_versions(),
-        }
-
 
 class TextBody(StrictBody):
     """A text, or a sentence pair."""
@@ -159,20 +145,29 @@ class PredictBody(StrictBody):
     inputs: str | TextBody | list[str | TextBody]
     parameters: Parameters | None = None
 
+    def texts(self, *, reads_pairs: bool) -> Sequence[Text]:
+        """Return the texts; raise ``HTTPException`` if the model can't read them."""
+        inputs = self.inputs if isinstance(self.inputs, list) else [self.inputs]
+        if not 0 < len(inputs) <= MAX_TEXTS:
+            raise HTTPException(422, f"inputs has {len(inputs)} texts: send 1 to {MAX_TEXTS}")
+        texts = [(x, None) if isinstance(x, str) else (x.text, x.text_pair) for x in inputs]
+        if any((pair is not None) != reads_pairs for _, pair in texts):
+            message = "the model reads single texts: leave out text_pair"
+            if reads_pairs:
+                message = 'the model reads sentence pairs: send {"text": …, "text_pair": …}'
+            raise HTTPException(422, message)
+        return texts
+
 
 def make_serve_app(
     model: ServedModel, *, page: str, hosts: Collection[str], token: str | None = None
 ) -> ASGIApp:
     """Return the application; ``page`` is the HTML of the page on which to try texts."""
-    batcher, description = Batcher(model.predict, model.thread), model.info()
+    batcher = Batcher(model.predict, model.thread)
 
     async def predict(request: Request) -> Response:
         body = await read_body(request, PredictBody)
-        inputs = body.inputs if isinstance(body.inputs, list) else [body.inputs]
-        if not 0 < len(inputs) <= MAX_TEXTS:
-            raise HTTPException(422, f"inputs has {len(inputs)} texts: send 1 to {MAX_TEXTS}")
-        texts = [_read_text(each, reads_pairs=model.reads_pairs) for each in inputs]
-        predictions: Sequence[Prediction] = await batcher.submit(texts)
+        predictions = await batcher.submit(body.texts(reads_pairs=model.reads_pairs))
         parameters = body.parameters or Parameters()
         limits = parameters.model_dump(
             include={"min_confidence", "target_precision"}, exclude_none=True
@@ -181,30 +176,15 @@ def make_serve_app(
             predictions = model.abstain(predictions, limits)
         return JSONResponse([_answer(each, top_k=parameters.top_k) for each in predictions])
 
-    async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
-    async def info(request: Request) -> Response:
-        return JSONResponse(description)
-
     routes = [
         Route("/", predict, methods=["POST"]),
         Route("/predict", predict, methods=["POST"]),
-        Route("/health", health),
-        Route("/info", info),
+        route("/health", lambda: {"status": "ok"}),
+        route("/info", lambda: model.info),
     ]
     return make_app(
         routes, page=page, script="serve.js", hosts=hosts, token=token, open_paths=["/health"]
     )
-
-
-def _read_text(body: str | TextBody, *, reads_pairs: bool) -> Text:
-    text = (body, None) if isinstance(body, str) else (body.text, body.text_pair)
-    if reads_pairs and text[1] is None:
-        raise HTTPException(422, 'the model reads sentence pairs: send {"text": …, "text_pair": …}')
-    if not reads_pairs and text[1] is not None:
-        raise HTTPException(422, "the model reads single texts: leave out text_pair")
-    return text
 
 
 def _answer(prediction: Prediction, *, top_k: int | None) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
-"""What both applications share: socket and server, pages, request bodies and the guard.
+"""What both programs share: the server, pages, request bodies and the guard.
 
 A page of any website can send requests to localhost, and a name of any domain can resolve to
 127.0.0.1 (DNS rebinding). So a request must carry a host name that the server was started with,
-and if it comes from a page, an origin of the same kind.
+and if it comes from a page, the page must be of the same host.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -64,18 +64,20 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def local_hosts(port: int) -> list[str]:
+    """Return the values of ``Host`` with which this machine is reached from itself."""
+    return [f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")]
+
+
 class _Server(uvicorn.Server):
     """Stops when a signal comes: what was accepted is answered, and the command ends normally."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Handle signals. The base class would raise them again after the server has stopped."""
-        previous = {number: signal.signal(number, self.handle_exit) for number in STOP_SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+        for number in STOP_SIGNALS:
+            signal.signal(number, self.handle_exit)
+        yield
 
 
 def run_server(app: ASGIApp, listener: socket.socket) -> None:
@@ -86,6 +88,46 @@ def run_server(app: ASGIApp, listener: socket.socket) -> None:
         timeout_graceful_shutdown=MAX_STOP_SECONDS,
     )  # fmt: skip
     _Server(config).run(sockets=[listener])
+
+
+def render(template: str, **values: Any) -> str:
+    """Return the HTML of a page."""
+    return _TEMPLATES.get_template(template).render(values)
+
+
+class StrictBody(BaseModel):
+    """JSON with these fields only."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+async def read_body(request: Request, model: type[Body]) -> Body:
+    """Return the JSON body of a request, or raise ``HTTPException`` with the reason."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise HTTPException(415, "send JSON, with the header Content-Type: application/json")
+    content = bytearray()
+    try:
+        async for chunk in request.stream():
+            content += chunk
+            if len(content) > MAX_BODY_BYTES:
+                message = f"the request is larger than {MAX_BODY_BYTES // 2**20} MiB"
+                raise HTTPException(413, message)
+        return model.model_validate_json(bytes(content))
+    except ClientDisconnect as error:
+        raise HTTPException(400, "the request is incomplete") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+        raise HTTPException(400 if first["type"] == "json_invalid" else 422, message) from error
+
+
+def route(path: str, answer: Callable[..., Any], body: type[BaseModel] | None = None) -> Route:
+    """Return an endpoint that answers with JSON: GET, or POST with a body for ``answer``."""
+
+    async def respond(request: Request) -> Response:
+        return JSONResponse(answer(await read_body(request, body)) if body else answer())
+
+    return Route(path, respond, methods=["POST" if body else "GET"])
 
 
 def make_app(
@@ -106,126 +148,59 @@ def make_app(
             anyone may ask.
         open_paths: Paths that need no token.
     """
+    web, report = files("finetune.web"), files("finetune.report")
+    style = report.joinpath("style.css").read_text("utf-8") + web.joinpath("web.css").read_text()
+    accepted_hosts = {host.lower() for host in hosts}
+    # Browsers share cookies between ports, so each server needs a different name.
+    cookie = f"finetune-{hashlib.sha256((token or '').encode()).hexdigest()[:8]}"
 
-    async def show_page(request: Request) -> Response:
-        response = HTMLResponse(page)
-        if token:
-            response.set_cookie(_cookie_name(token), token, httponly=True, samesite="strict")
-        return response
+    def send(content: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+        async def respond(request: Request) -> Response:
+            response = Response(content, media_type=media_type)
+            if token:
+                response.set_cookie(cookie, token, httponly=True, samesite="strict")
+            return response
+
+        return respond
 
     app = Starlette(
         routes=[
-            Route("/", show_page),
-            Route("/style.css", _static("text/css", "finetune.report/style.css", "web.css")),
-            Route(f"/{script}", _static("text/javascript", script)),
+            Route("/", send(page, "text/html")),
+            Route("/style.css", send(style, "text/css")),
+            Route(f"/{script}", send(web.joinpath(script).read_text("utf-8"), "text/javascript")),
             *routes,
         ],
         exception_handlers={HTTPException: _explain},
     )
-    return Guard(app, hosts=hosts, token=token, open_paths=open_paths)
 
+    def why_rejected(request: HTTPConnection) -> tuple[int, str] | None:
+        host, origin = request.headers.get("host", "").lower(), request.headers.get("origin")
+        if host not in accepted_hosts:
+            return 403, f"this server is not reached as {host!r}"
+        if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
+            return 403, "pages of other sites can't use this server"
+        if not token or request.url.path in open_paths:
+            return None
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        sent = [request.cookies.get(cookie, ""), request.query_params.get("token", "")]
+        sent += [bearer.strip()] * (scheme.lower() == "bearer")
+        if any([secrets.compare_digest(each.encode(), token.encode()) for each in sent]):
+            return None
+        return 401, "the token is missing or wrong: open the address that was printed"
 
-def render(template: str, **values: Any) -> str:
-    """Return the HTML of a page."""
-    return _TEMPLATES.get_template(template).render(values)
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_HEADERS]
+            await send(message)
 
+        reason = why_rejected(HTTPConnection(scope))
+        answer = JSONResponse({"error": reason[1]}, reason[0]) if reason else app
+        await answer(scope, receive, send_with_headers)
 
-def _static(media_type: str, *names: str) -> Callable[[Request], Awaitable[Response]]:
-    content = ""
-    for name in names:
-        package, _, file = f"finetune.web/{name}".rpartition("/")
-        content += files(package.rpartition("/")[2]).joinpath(file).read_text("utf-8")
-
-    async def send(request: Request) -> Response:
-        return Response(content, media_type=media_type)
-
-    return send
+    return guard
 
 
 async def _explain(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
-
-
-class StrictBody(BaseModel):
-    """JSON with these fields only."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-async def read_body(request: Request, model: type[Body]) -> Body:
-    """Return the JSON body of a request, or raise ``HTTPException`` with the reason."""
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise HTTPException(415, "send JSON, with the header Content-Type: application/json")
-    content = bytearray()
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > MAX_BODY_BYTES:
-            raise HTTPException(413, f"the request is larger than {MAX_BODY_BYTES // 2**20} MiB")
-    try:
-        return model.model_validate_json(bytes(content))
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        message = f"{place}: {first['msg']}" if place else first["msg"]
-        status = 400 if first["type"] == "json_invalid" else 422
-        raise HTTPException(status, message) from error
-
-
-class Guard:
-    """An ASGI layer that rejects foreign requests, and adds security headers."""
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        hosts: Collection[str],
-        token: str | None,
-        open_paths: Collection[str],
-    ) -> None:
-        self._app, self._token, self._open_paths = app, token, open_paths
-        self._hosts = {host.lower() for host in hosts}
-        self._origins = {
-            f"{scheme}://{host}" for scheme in ("http", "https") for host in self._hosts
-        }
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or reject it."""
-
-        async def send_guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_HEADERS]
-            await send(message)
-
-        app, request = self._app, HTTPConnection(scope)
-        host, origin = request.headers.get("host", "").lower(), request.headers.get("origin")
-        if host not in self._hosts:
-            app = JSONResponse({"error": f"this server is not reached as {host!r}"}, 403)
-        elif origin is not None and origin.lower() not in self._origins:
-            app = JSONResponse({"error": "pages of other sites can't use this server"}, 403)
-        elif request.url.path not in self._open_paths and not self._has_token(request):
-            message = "the token is missing or wrong: open the address that was printed"
-            app = JSONResponse({"error": message}, 401)
-        await app(scope, receive, send_guarded)
-
-    def _has_token(self, request: HTTPConnection) -> bool:
-        if not self._token:
-            return True
-        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        tokens = [
-            bearer.strip() if scheme.lower() == "bearer" else "",
-            request.cookies.get(_cookie_name(self._token), ""),
-            request.query_params.get("token", ""),
-        ]
-        expected = self._token.encode()
-        return any([secrets.compare_digest(token.encode(), expected) for token in tokens])
-
-
-def _cookie_name(token: str) -> str:
-    """Return a different name for each server: browsers share cookies between ports."""
-    return f"finetune-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
-
-
-def local_hosts(port: int) -> list[str]:
-    """Return the values of ``Host`` with which this machine is reached from itself."""
-    return [f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")]

@@ -16,12 +16,14 @@ from finetune.data.dataset import make_dataset, update_with_texts
 from finetune.data.read import as_texts
 from finetune.data.stream import read_texts
 from finetune.errors import DataNotFoundError
-from finetune.events import Event, Info, emit, sent_to
+from finetune.events import Info, emit, muted
 from finetune.runs.guess import suggest_encoder
 from finetune.runs.linear_head import prepare_head, read_frozen_features
 from finetune.runs.prepare import RunInputs, encode_rows
-from finetune.tasks.labels import are_lists, name_classes, split_labels
+from finetune.tasks.labels import are_lists
+from finetune.tasks.multi import Multi
 from finetune.tasks.regression import Regression
+from finetune.tasks.single import Single
 from finetune.web.journal import Labels
 
 
@@ -39,41 +41,34 @@ class LabelSource:
 
 def read_label_source(path: Path, options: DataConfig, *, is_multi_label: bool) -> LabelSource:
     """Read a table or a file with one text per line."""
-    pieces = _read_pieces(path, options)
-    columns = [
-        pyarrow.chunked_array([getattr(piece, name) for piece in pieces], "string")
-        for name in ("texts", "pairs")
-        if getattr(pieces[0], name) is not None
-    ]
-    texts = [["" if text is None else text for text in column.to_pylist()] for column in columns]
-    is_blank = np.array([not all(map(str.strip, row)) for row in zip(*texts, strict=True)], bool)
-    if is_blank.all():
-        raise DataNotFoundError(f"{path} has no texts", remedy="write one text per line")
-    labels = Labels()
-    if (source := pieces[0].source) is not None:
-        labels, has_lists = _read_labels(source.frame, options, str(path))
-        is_multi_label |= has_lists
-    digest = hashlib.sha256(repr(labels.rows).encode())
-    for column in columns:
-        update_with_texts(digest, column)
-    model = suggest_encoder(columns[0])
-    return LabelSource(texts, is_blank, labels, is_multi_label, digest.hexdigest(), model)
-
-
-def _read_pieces(path: Path, options: DataConfig) -> list[Any]:
-    """Return sentence pairs if two columns have the names of a pair, and otherwise texts."""
-    events: list[Event] = []
-    try:
-        with sent_to(events.append):
-            pairs = read_texts(path, options, as_lines=False, reads_pairs=True)
-            pieces = [piece[:] for piece in pairs]
+    try:  # sentence pairs, if two columns have the names of a pair
+        with muted():
+            pieces = [*read_texts(path, options, as_lines=False, reads_pairs=True)]
     except DataNotFoundError:
         if options.text_pair_column is not None:
             raise
-        return [piece[:] for piece in read_texts(path, options, as_lines=False)]
-    for event in events:
-        emit(event)
-    return pieces
+        pieces = [*read_texts(path, options, as_lines=False)]
+    lists = [piece[:] for piece in pieces]
+    columns = [[text or "" for piece in lists for text in piece.texts]]
+    if lists[0].pairs is not None:
+        columns.append([text or "" for piece in lists for text in piece.pairs])
+    is_blank = ~np.array([filled for piece in lists for filled in piece.is_filled], bool)
+    if is_blank.all():
+        raise DataNotFoundError(f"{path} has no texts", remedy="write one text per line")
+    labels, has_lists = Labels(), False
+    if (source := lists[0].source) is not None:
+        labels, has_lists = _read_labels(source.frame, options, str(path))
+    digest = hashlib.sha256(repr(labels.rows).encode())
+    for column in columns:
+        update_with_texts(digest, pyarrow.chunked_array([column]))
+    return LabelSource(
+        columns,
+        is_blank,
+        labels,
+        is_multi_label or has_lists,
+        digest.hexdigest(),
+        suggest_encoder(pyarrow.chunked_array([columns[0]])),
+    )
 
 
 def _read_labels(frame: Any, options: DataConfig, path: str) -> tuple[Labels, bool]:
@@ -82,26 +77,23 @@ def _read_labels(frame: Any, options: DataConfig, path: str) -> tuple[Labels, bo
     chosen = [name for name in names if plain_name(name) in LABEL_NAMES][:1]
     if options.label_column is not None:
         chosen = [*columns_named(options.label_column, names)]
-    if unknown := [name for name in chosen if name not in names]:
+    if unknown := {*chosen} - {*names}:
         raise DataNotFoundError(
-            f"{path} has no column {unknown[0]!r}", remedy=f"the columns are: {', '.join(names)}"
+            f"{path} has no column {min(unknown)!r}", remedy=f"the columns are: {', '.join(names)}"
         )
     columns = {name: as_texts(frame[name]) for name in chosen}
     if not columns or None in columns.values():
         return Labels(), False
     values = read_labels(pyarrow.table(columns), chosen).to_pylist()
     cells = {row: value for row, value in enumerate(values) if value and value.strip()}
-    distinct = {*cells.values()}
-    is_multi_label = are_lists(distinct)
-    parts = {cell: split_labels(cell, None) if is_multi_label else [cell] for cell in distinct}
-    classes = name_classes(dict.fromkeys(name for part in parts.values() for name in part))
-    known = {
-        cell: (*dict.fromkeys(classes[name] for name in part),) for cell, part in parts.items()
-    }
-    rows = {row: known[cell] for row, cell in cells.items()}
+    task = Multi if are_lists({*cells.values()}) else Single
+    [column] = task.parse([pyarrow.chunked_array([[*cells.values()]], "string")])
+    parsed = [[value] if task is Single else value for value in column.to_pylist()]
+    rows = {row: (*names,) for row, names in zip(cells, parsed, strict=True)}
+    classes = sorted({name for names in rows.values() for name in names})
     if cells:
         emit(Info(f"{len(cells):,} labels from column {' and '.join(map(repr, chosen))} of {path}"))
-    return Labels(sorted({*classes.values()}), rows, dict.fromkeys(rows, "file")), is_multi_label
+    return Labels(classes, rows, dict.fromkeys(rows, "file")), task is Multi
 
 
 class TextEncoder:

@@ -12,8 +12,7 @@ import uvicorn
 
 import finetune
 from finetune.web.journal import LabelJournal, Labels
-from finetune.web.label_app import make_label_app
-from finetune.web.labeling import LabelingSession
+from finetune.web.labeling import LabelingSession, make_label_app
 from finetune.web.server import bind, local_hosts, render
 
 if TYPE_CHECKING:

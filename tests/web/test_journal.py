@@ -45,8 +45,8 @@ ACTIONS = [
 
 @pytest.mark.parametrize("undone", range(len(ACTIONS) + 1))
 def test_undo_and_a_new_start_lead_to_the_same_labels(undone: int, path: Path) -> None:
-    journal = open_journal(path, classes=["z"], rows={9: ("z",)}, how={9: "file"})
-    journal.start(["a", "b"])
+    initial = {"classes": ["z", "a", "b"], "rows": {9: ("z",)}, "how": {9: "file"}}
+    journal = open_journal(path, **initial)
     for action in ACTIONS[: len(ACTIONS) - undone]:
         journal.record(action)
     expected = deepcopy(journal.labels)
@@ -57,8 +57,7 @@ def test_undo_and_a_new_start_lead_to_the_same_labels(undone: int, path: Path) -
     assert journal.labels == expected
     table = journal.table_path.read_text()
     journal.close()
-    again = open_journal(path, classes=["z"], rows={9: ("z",)}, how={9: "file"})
-    again.start(["a", "b"])  # a renamed class does not come back
+    again = open_journal(path, **initial)  # a renamed class does not come back
     assert again.labels == expected
     assert again.table_path.read_text() == table
     again.close()
@@ -87,7 +86,7 @@ def test_a_line_that_a_kill_has_cut_was_never_answered(path: Path) -> None:
         ("texts.labels.jsonl", "{}\n", {}, DataError, "not written by finetune label"),
         ("texts.labels.jsonl", "hello", {}, DataError, "not written by finetune label"),
         (None, None, {"digest": "other"}, DataError, "has labels of other texts"),
-        (None, None, {"multi": True}, UsageError, "single-label"),
+        (None, None, {"multi": True}, DataError, "of another kind"),
     ],
 )
 def test_files_of_others_are_rejected_and_kept(

@@ -19,8 +19,7 @@ from starlette.testclient import TestClient
 
 from finetune.config.schema import DataConfig
 from finetune.web.journal import LabelJournal, Labels
-from finetune.web.label_app import make_label_app
-from finetune.web.labeling import LabelingSession
+from finetune.web.labeling import LabelBody, LabelingSession, make_label_app
 from finetune.web.server import render
 from finetune.web.source import read_label_source
 
@@ -115,7 +114,7 @@ def test_classes_are_added_renamed_merged_and_found(session: LabelingSession) ->
 
 def test_a_head_learns_and_contradicts_a_wrong_label(session: LabelingSession) -> None:
     for row in range(40):
-        session.label(row, ["bug" if row == 3 else TRUE[row]])
+        session.label(LabelBody(row=row + 1, label="bug" if row == 3 else TRUE[row]))
     session.start()
     client = client_of(session)
     status = wait_until(client, lambda status: status["agreement"] and status["curve"])
