@@ -206,11 +206,7 @@ def command(*, display: flags.Display, **options: Any) -> None:
     layers, LoRA of rank 8 (if peft is installed), and only the head.
     """
     folder = options["output_dir"]
-    display.run(
-        find_batch,
-        lambda batches: show_batches(batches, folder=folder),
-        **flags.without_none(options),
-    )
+    display.run(find_batch, lambda batches: show_batches(batches, folder=folder), **options)
 
 
 def show_batches(batches: "FoundBatches", *, folder: str | None) -> None:

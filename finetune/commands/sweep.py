@@ -162,7 +162,7 @@ def command(*, space: Path, display: flags.Display, **options: Any) -> None:
     Trials share data and features, and are compared on validation rows. The command
     reports the best trial. The same command continues a sweep that was stopped.
     """
-    display.run(partial(sweep, space), _show, **flags.without_none(options))
+    display.run(partial(sweep, space), _show, **options)
 
 
 def _show(results: "SeveralResults") -> None:
