@@ -142,15 +142,14 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> SimulatedRunner:
 class UnifiedMemoryMac:
     """A Mac whose GPU shares the memory of the system, and swaps before allocations fail.
 
-    Buffers are kept per shape, and only ``empty_cache`` frees them. Compiled graphs are never
-    freed. Above the physical memory, a step is ten times slower. Allocations fail at 1.7 times the
-    recommended memory, which Metal sets to 2/3 of 8 GB, and to 78% of 48 GB.
+    Buffers are kept per shape, and only ``empty_cache`` frees them. Above the physical memory, a
+    step is ten times slower. Allocations fail at 1.7 times the recommended memory, which Metal sets
+    to 2/3 of 8 GB, and to 78% of 48 GB.
 
     Args:
         system_bytes: Memory of macOS and other programs.
         live_bytes: Weights, gradients and the optimizer's state.
         token_bytes: Activations of one token.
-        graph_bytes: Memory of a compiled graph; there is one per shape.
         reports_swap: Whether trials also report swapping, apart from being slow.
     """
 
@@ -159,10 +158,8 @@ class UnifiedMemoryMac:
     recommended_share: float = 2 / 3
     live_bytes: int = int(1.8 * GIB)
     token_bytes: int = int(0.45 * MIB)
-    graph_bytes: int = 8 * MIB
     reports_swap: bool = True
     peak_bytes: int = field(init=False, default=0)
-    shapes_seen: set[tuple[int, int]] = field(init=False, default_factory=set)
     buffer_bytes: dict[tuple[int, int], int] = field(init=False, default_factory=dict)
 
     @property
@@ -171,8 +168,7 @@ class UnifiedMemoryMac:
 
     @property
     def driver_bytes(self) -> int:
-        graphs_bytes = self.graph_bytes * len(self.shapes_seen)
-        return self.live_bytes + sum(self.buffer_bytes.values()) + graphs_bytes
+        return self.live_bytes + sum(self.buffer_bytes.values())
 
     @property
     def swap_bytes(self) -> int:
@@ -187,7 +183,6 @@ class UnifiedMemoryMac:
             missing_bytes = needed_bytes
         if self.driver_bytes + missing_bytes > 1.7 * self.recommended_bytes:
             raise MemoryError
-        self.shapes_seen.add(shape)
         self.buffer_bytes[shape] = needed_bytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes + needed_bytes)
         slowdown = 1 + 11 * min(1.0, self.swap_bytes / (0.1 * self.physical_bytes))
@@ -208,5 +203,5 @@ class UnifiedMemoryMac:
         return Trial(batch_size, "fits", mac.driver_bytes, batch_size / seconds, 3 * seconds)
 
     def largest_without_swap(self) -> int:
-        free_bytes = self.physical_bytes - self.system_bytes - self.live_bytes - self.graph_bytes
+        free_bytes = self.physical_bytes - self.system_bytes - self.live_bytes
         return free_bytes // (128 * self.token_bytes)

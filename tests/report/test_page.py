@@ -4,6 +4,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from bench.example_results import example_results as example_bench
 from report.example_run import (
     CALIBRATION,
     DETAILS,
@@ -15,7 +16,7 @@ from report.example_run import (
 )
 
 from finetune.files import write_json, write_jsonl
-from finetune.report.page import write_report
+from finetune.report.page import render_bench, write_report
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults
 
@@ -80,14 +81,6 @@ def test_report_shows_metrics_curves_mistakes_configuration_and_environment(
         "training.learning_rate 0.0001 chosen automatically",
     ):
         assert row in " ".join(page.text.split())
-
-
-def test_a_model_that_does_not_beat_the_baseline_is_marked(
-    folder: RunFolder, results: RunResults
-) -> None:
-    test = replace(results.test, metrics={"accuracy": 0.5, "macro_f1": 0.3, "loss": 1.0})
-    page = report_of(folder, replace(results, test=test))
-    assert "no better than the majority-class baseline" in " ".join(page.text.split())
 
 
 def test_folders_of_this_machine_do_not_show(folder: RunFolder, results: RunResults) -> None:
@@ -172,3 +165,25 @@ def test_run_without_validation_has_a_report(folder: RunFolder, results: RunResu
     assert "alidation" not in page.text.partition("Use the model")[0]
     assert "75.0%" in page.text
     assert "0 of 1 test rows are misclassified." in page.text
+
+
+def test_the_page_says_what_was_measured_and_what_was_published() -> None:
+    html = render_bench(example_bench())
+    page = Page(html)
+    assert page.open_elements == []
+    for shown in (
+        *("BERT-base on questions, by batch size", "(published)", "Briggs: https://"),
+        *("10 (9–12)", "gpu is faster than the CPU from batch 8 on", "--contribute"),
+        *("A <fast> chip", "out of memory"),
+    ):
+        assert shown in page.text, shown
+    assert "quick" not in page.text
+    assert "stopped" not in page.text
+    assert set(re.findall(r"""url\((.)""", html)) <= {"#"}
+    assert page.addresses == [address for address in page.addresses if address.startswith("#")]
+
+
+def test_a_page_of_a_bench_that_was_quick_or_stopped_says_so() -> None:
+    page = Page(render_bench(replace(example_bench(), is_quick=True, is_complete=False)))
+    assert "a quick benchmark" in page.text
+    assert "rows are missing" in page.text
