@@ -77,36 +77,36 @@ def train_with_finetune(recipe: Recipe, folder: Path, *, side: str) -> dict[str,
         "lora": ["--lora-rank", str(RANK), "--contrastive", "off"],
         "head": ["--freeze-core"],
     }[recipe.mode]
-    given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
-    command = ["-m", "finetune", "run", *given, *mode]
+    options = [f"--{name}={value}" for name, value in flags.items() if value is not None]
+    command = ["-m", "finetune", "run", *options, *mode]
     return measure_side(command, folder / "run" / "all_results.json")
 
 
 def train_with_trainer(recipe: Recipe, folder: Path, *, side: str) -> dict[str, float]:
     """Start this script again for one side; return its results."""
-    found = folder / "found.json"
-    task = json.dumps({"recipe": asdict(recipe), "side": side, "found": str(found)})
-    return measure_side([__file__, "--task", task], found)
+    file = folder / "trainer.json"
+    task = json.dumps({"recipe": asdict(recipe), "side": side, "file": str(file)})
+    return measure_side([__file__, "--task", task], file)
 
 
-def measure_side(arguments: list[str], found_file: Path) -> dict[str, float]:
+def measure_side(arguments: list[str], results_file: Path) -> dict[str, float]:
     """Run Python with these arguments; return its results, with time and memory of its process."""
     measured = measure_process(arguments)
-    found = json.loads(found_file.read_text())
-    stages = found.get("stage_seconds", {})
+    results = json.loads(results_file.read_text())
+    stages = results.get("stage_seconds", {})
     return {
-        "examples_per_second": found["train_samples_per_second"],
-        "training_seconds": found["train_runtime"],
+        "examples_per_second": results["train_samples_per_second"],
+        "training_seconds": results["train_runtime"],
         "wall_seconds": measured.wall_seconds,
         "peak_resident_gib": measured.peak_bytes / 2**30,
-        "train_loss": found["train_loss"],
-        "test_loss": found["test_loss"],
-        "test_accuracy": found["test_accuracy"],
+        "train_loss": results["train_loss"],
+        "test_loss": results["test_loss"],
+        "test_accuracy": results["test_accuracy"],
         **{f"{stage.replace(' ', '_')}_seconds": seconds for stage, seconds in stages.items()},
     }
 
 
-def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
+def run_trainer(recipe: Recipe, *, side: str, file: Path) -> None:
     """Train with the Trainer in this process, and write its metrics."""
     import numpy as np
     import torch
@@ -131,7 +131,9 @@ def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
     if recipe.mode == "lora":
         from peft import LoraConfig, get_peft_model
 
-        linear = [name for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)]
+        linear = [
+            name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)
+        ]
         targets = [name for name in linear if ".layer." in name]
         lora = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=targets, task_type="SEQ_CLS")
         model = get_peft_model(model, lora)
@@ -149,7 +151,7 @@ def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
-            output_dir=str(found.parent / "trainer"),
+            output_dir=str(file.parent / "trainer"),
             num_train_epochs=recipe.epochs,
             per_device_train_batch_size=recipe.batch_size,
             per_device_eval_batch_size=64,
@@ -177,7 +179,7 @@ def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
     )
     trained = trainer.train()
     metrics = {**trained.metrics, **(trainer.predict(encoded["test"]).metrics or {})}
-    found.write_text(json.dumps(metrics))
+    file.write_text(json.dumps(metrics))
 
 
 def load_rows(recipe: Recipe) -> Mapping[str, Any]:
@@ -221,7 +223,7 @@ def summarize(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
     middle = {
         side: {
             name: (statistics.median if "_per_" in name or "seconds" in name else statistics.mean)(
-                [one[side][name] for one in rounds]
+                [results[side][name] for results in rounds]
             )
             for name in rounds[0][side]
         }
@@ -233,8 +235,8 @@ def summarize(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
 def _ratios(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
     """Return medians of the ratios within a round, and the lower 95% bounds of the accuracies."""
     ratios = {}
-    for side in (one for one in rounds[0] if one.startswith("trainer")):
-        pairs = [(one["ours"], one[side]) for one in rounds]
+    for side in (name for name in rounds[0] if name.startswith("trainer")):
+        pairs = [(results["ours"], results[side]) for results in rounds]
         ratios[side] = {
             "speed": statistics.median(
                 ours["examples_per_second"] / theirs["examples_per_second"]
@@ -280,7 +282,7 @@ def main() -> None:
     arguments = parse_arguments()
     if arguments.task:
         task = json.loads(arguments.task)
-        run_trainer(Recipe(**task["recipe"]), side=task["side"], found=Path(task["found"]))
+        run_trainer(Recipe(**task["recipe"]), side=task["side"], file=Path(task["file"]))
         return
     from finetune.model.source import find_model
 
@@ -288,7 +290,9 @@ def main() -> None:
         model = find_model(arguments.model, revision=None).folder
         if arguments.weights == "bert-base":
             model = save_bert_base(Path(name) / "bert-base", tokenizer_folder=model)
-        found: dict[str, list[dict[str, dict[str, float]]]] = {mode: [] for mode in arguments.modes}
+        rounds: dict[str, list[dict[str, dict[str, float]]]] = {
+            mode: [] for mode in arguments.modes
+        }
         for seed in range(arguments.repeats):
             for mode in arguments.modes:
                 recipe = Recipe(
@@ -304,14 +308,14 @@ def main() -> None:
                     seed=seed,
                     whole_command=arguments.whole_command,
                 )
-                found[mode].append({})
+                rounds.setdefault(mode, []).append({})
                 for side in arguments.sides:
-                    one = train(recipe, side=side)
-                    found[mode][-1][side] = one
-                    shown = {key: round(value, 4) for key, value in one.items()}
+                    measured = train(recipe, side=side)
+                    rounds[mode][-1][side] = measured
+                    shown = {key: round(value, 4) for key, value in measured.items()}
                     print(f"seed {seed}, {mode}, {side}: {shown}", flush=True)
     settings = {key: value for key, value in vars(arguments).items() if key != "task"}
-    summary = {mode: summarize(rounds) for mode, rounds in found.items()}
+    summary = {mode: summarize(results) for mode, results in rounds.items()}
     print(json.dumps({**settings, "modes": summary}))
 
 

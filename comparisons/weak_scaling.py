@@ -125,18 +125,18 @@ def work(arguments: argparse.Namespace) -> None:
     """Measure in one process of a group; the main process prints a line of JSON."""
     device = select_device(arguments.device)
     distributed.use_device(device)
-    found = {
+    results = {
         f"steps of {rows} rows": time_steps(
             device, rows=rows, steps=arguments.steps, data_dir=arguments.data_dir
         )
         for rows in arguments.rows
     }
     if arguments.feature_rows:
-        found["features"] = time_features(
+        results["features"] = time_features(
             device, rows=arguments.feature_rows, data_dir=arguments.data_dir
         )
     if distributed.is_main():
-        print(json.dumps(found), flush=True)
+        print(json.dumps(results), flush=True)
 
 
 def launch(processes: int) -> dict[str, float]:
@@ -146,9 +146,9 @@ def launch(processes: int) -> dict[str, float]:
         f"--nproc-per-node={processes}", __file__, "--worker", *sys.argv[1:],
     ]  # fmt: skip
     answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, float] = json.loads(answer.stdout.splitlines()[-1])
-    print(f"{processes}: {found}", flush=True)
-    return found
+    results: dict[str, float] = json.loads(answer.stdout.splitlines()[-1])
+    print(f"{processes}: {results}", flush=True)
+    return results
 
 
 def main() -> None:

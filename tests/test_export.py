@@ -29,7 +29,7 @@ def load(folder: Path | str, pooling: Pooling = "auto") -> TextModel:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "pooling"),
-    [("minilm", "mean"), ("distilbert", "mean"), *((one, "auto") for one in ARCHITECTURES)],
+    [("minilm", "mean"), ("distilbert", "mean"), *((name, "auto") for name in ARCHITECTURES)],
 )
 def test_onnxruntime_gives_the_logits_of_pytorch_at_any_batch_size_and_length(
     tmp_path: Path, architecture: str, pooling: Pooling
@@ -54,4 +54,4 @@ def test_a_folder_that_no_export_wrote_is_left_as_it_is(tmp_path: Path, tiny_fol
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="did not write"):
         write_onnx(load(tiny_folder), OwnFolder(tmp_path, "onnx"), quantizes=False)
-    assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]

@@ -50,16 +50,18 @@ def test_the_only_row_of_a_class_is_not_a_suspect() -> None:
 def test_texts_with_most_words_in_common_are_near_duplicates(
     texts: list[str], pairs: set[tuple[int, int]]
 ) -> None:
-    found = find_near_duplicates(pyarrow.array(texts), RANDOM[: len(texts)])
-    assert set(zip(found.first.tolist(), found.second.tolist(), strict=True)) == pairs
+    duplicates = find_near_duplicates(pyarrow.array(texts), RANDOM[: len(texts)])
+    assert set(zip(duplicates.first.tolist(), duplicates.second.tolist(), strict=True)) == pairs
 
 
 def test_texts_with_nearly_the_same_features_are_near_duplicates() -> None:
     features = RANDOM[:40].copy()
     features[7] = features[3] + 0.01
-    found = find_near_duplicates(pyarrow.array([f"w{number}" for number in range(40)]), features)
-    assert (found.first.tolist(), found.second.tolist()) == ([3], [7])
-    assert len(set(found.groups(40).tolist())) == 39
+    duplicates = find_near_duplicates(
+        pyarrow.array([f"w{number}" for number in range(40)]), features
+    )
+    assert (duplicates.first.tolist(), duplicates.second.tolist()) == ([3], [7])
+    assert len(set(duplicates.groups(40).tolist())) == 39
 
 
 def test_the_curve_forecasts_the_accuracy_of_more_rows() -> None:

@@ -54,12 +54,12 @@ def test_fake_steps_take_what_real_ones_do(mode: str, part: Part) -> None:
 
 
 def test_the_largest_batch_is_the_last_whose_peak_fits() -> None:
-    found = estimate(small_case(), mac_with(GIB), limit=NO_LIMIT)
-    assert found.peak_bytes
-    assert found.peak_bytes <= GIB
-    assert found.recommended < found.largest < found.highest
-    one_byte_less = estimate(small_case(), mac_with(found.peak_bytes - 1), limit=NO_LIMIT)
-    assert one_byte_less.largest == found.largest - 1
+    result = estimate(small_case(), mac_with(GIB), limit=NO_LIMIT)
+    assert result.peak_bytes
+    assert result.peak_bytes <= GIB
+    assert result.recommended < result.largest < result.highest
+    one_byte_less = estimate(small_case(), mac_with(result.peak_bytes - 1), limit=NO_LIMIT)
+    assert one_byte_less.largest == result.largest - 1
 
 
 def test_a_model_whose_operations_depend_on_numbers_can_not_be_estimated() -> None:

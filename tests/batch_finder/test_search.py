@@ -57,12 +57,12 @@ def test_few_trials_find_nearly_the_largest_size_and_the_fastest(
     counts = []
     for machine in GPUS.values():
         machine = replace(machine, capacity_share=capacity_share)
-        found = find_on(machine)
-        counts.append(len(found.trials))
-        assert lowest <= found.largest / machine.largest_fitting() <= 1
-        failures = [trial for trial in found.trials if trial.status == "too_big"]
+        result = find_on(machine)
+        counts.append(len(result.trials))
+        assert lowest <= result.largest / machine.largest_fitting() <= 1
+        failures = [trial for trial in result.trials if trial.status == "too_big"]
         assert len(failures) <= most_failures
-        speed = machine.examples_per_second(found.fastest or 0)
+        speed = machine.examples_per_second(result.fastest or 0)
         assert speed >= 0.96 * machine.best_examples_per_second()
     assert statistics.median(counts) <= (6 if capacity_share in (0.98, 0.99, 1.0) else 8)
     assert max(counts) <= 9
@@ -107,13 +107,13 @@ def test_time_limit_ends_the_search_before_memory_does(time_limit_seconds: float
         step_seconds=saturating(start=0.6, row=0.7),
         budget_bytes=14 * GIB,
     )
-    found = find_on(machine, time_limit=time_limit_seconds)
+    result = find_on(machine, time_limit=time_limit_seconds)
 
-    assert found.largest < 0.9 * machine.largest_fitting()
-    assert found.largest in machine.fresh_sizes
-    assert found.predicted_largest == pytest.approx(machine.largest_fitting(), rel=0.1)
-    assert found.first_failed is None
-    assert sum(trial.seconds for trial in found.trials) <= 1.1 * time_limit_seconds
+    assert result.largest < 0.9 * machine.largest_fitting()
+    assert result.largest in machine.fresh_sizes
+    assert result.predicted_largest == pytest.approx(machine.largest_fitting(), rel=0.1)
+    assert result.first_failed is None
+    assert sum(trial.seconds for trial in result.trials) <= 1.1 * time_limit_seconds
 
 
 @pytest.mark.parametrize("reports_swap", [True, False], ids=["swap seen", "only slow"])
@@ -123,12 +123,12 @@ def test_mac_that_never_raises_but_slows_down_is_not_driven_into_swap(
 ) -> None:
     mac = UnifiedMemoryMac(physical_bytes=physical_gib * GIB, reports_swap=reports_swap)
     budget_bytes = int(1.7 * mac.recommended_bytes)
-    found = find(mac.run, budget_bytes=budget_bytes, limit=5000, slows_down=True)
+    result = find(mac.run, budget_bytes=budget_bytes, limit=5000, slows_down=True)
 
-    assert 0.85 <= found.largest / mac.largest_without_swap() <= 1.05
-    assert found.recommended <= mac.largest_without_swap()
-    assert found.first_failed is not None
-    assert len(found.trials) <= 9
+    assert 0.85 <= result.largest / mac.largest_without_swap() <= 1.05
+    assert result.recommended <= mac.largest_without_swap()
+    assert result.first_failed is not None
+    assert len(result.trials) <= 9
 
 
 STATUSES = st.sampled_from(["fits", "fits", "fits", "too_big", "too_big", "timed_out", "failed"])
@@ -163,7 +163,7 @@ def test_any_trials_end_soon_with_a_size_that_passed_or_an_error(
         return trial
 
     try:
-        found = find(
+        result = find(
             run,
             budget_bytes=budget_bytes,
             limit=limit,
@@ -176,9 +176,9 @@ def test_any_trials_end_soon_with_a_size_that_passed_or_an_error(
         return
     passed = {trial.batch_size for trial in tried if trial.status == "fits"}
     failed = {trial.batch_size for trial in tried if trial.status != "fits"}
-    assert [trial.batch_size for trial in found.trials] == [trial.batch_size for trial in tried]
-    for size in (found.largest, found.fastest, found.recommended):
+    assert [trial.batch_size for trial in result.trials] == [trial.batch_size for trial in tried]
+    for size in (result.largest, result.fastest, result.recommended):
         assert size in passed - failed
-        assert size <= found.largest
-    assert found.largest in checked
-    assert found.predicted_largest is None or found.largest <= found.predicted_largest <= limit
+        assert size <= result.largest
+    assert result.largest in checked
+    assert result.predicted_largest is None or result.largest <= result.predicted_largest <= limit

@@ -63,9 +63,9 @@ def test_the_rows_of_a_table_are_those_that_were_timed() -> None:
 def test_a_device_is_faster_from_where_no_larger_workload_is_slower() -> None:
     seconds = {"1": (1, 0.5), "2": (1, 2), "4": (1, 0.5), "8": (1, 0.5), "16": (1, 0.0)}
     rows = [
-        a_row("mlp", name, device, one)
+        a_row("mlp", name, device, duration)
         for name, pair in seconds.items()
-        for device, one in zip(("cpu", "gpu"), pair, strict=True)
+        for device, duration in zip(("cpu", "gpu"), pair, strict=True)
     ]
     assert crossover_workload(rows, "gpu") == "4"
     assert crossover_workload(rows[:4], "gpu") is None

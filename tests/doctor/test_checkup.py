@@ -34,16 +34,16 @@ def test_every_machine_is_looked_at_from_all_sides_and_told_apart(
 ) -> None:
     emitted = set()
     for name, machine in MACHINES.items():
-        found = look_at(machine, monkeypatch)
-        assert found.keys() >= NAMES, name
-        assert list(found)[-1] == "device", name
-        for check in found.values():
+        checks = look_at(machine, monkeypatch)
+        assert checks.keys() >= NAMES, name
+        assert list(checks)[-1] == "device", name
+        for check in checks.values():
             assert check.finding, name
             assert "\n" not in check.finding + check.remedy, name
             assert bool(check.remedy) == (check.status not in ("ok", "n/a")), name
             is_absent = check.name == "mps" and "needs a Mac" in check.finding
             assert is_absent == (check.name == "mps" and check.status == "n/a"), name
-        emitted.add(frozenset((one.finding, one.remedy) for one in found.values()))
+        emitted.add(frozenset((check.finding, check.remedy) for check in checks.values()))
     assert len(emitted) == len(MACHINES)
 
 
@@ -68,10 +68,10 @@ def test_each_machine_that_is_not_ready_has_its_own_remedy(
 
 @pytest.mark.parametrize("name", ["macOS 14", "macOS 26", "M4 Max"])
 def test_a_mac_that_is_ready_trains_on_its_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = look_at(MACHINES[name], monkeypatch, device="mps")
-    assert {check.name for check in found.values() if check.status not in ("ok", "n/a")} <= {"hub"}
-    assert "built, available and usable" in found["mps"].finding
-    assert found["device"].finding.startswith("--device mps uses mps")
+    checks = look_at(MACHINES[name], monkeypatch, device="mps")
+    assert {check.name for check in checks.values() if check.status not in ("ok", "n/a")} <= {"hub"}
+    assert "built, available and usable" in checks["mps"].finding
+    assert checks["device"].finding.startswith("--device mps uses mps")
 
 
 def test_what_needs_no_pytorch_is_told_where_pytorch_ends_the_process(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ from finetune.model.load import loss_of
 
 # fp16 dispatches the same operators as bf16.
 COMBINATIONS = [
-    (one, mode, precision)
-    for one in ARCHITECTURES
+    (architecture, mode, precision)
+    for architecture in ARCHITECTURES
     for mode in ("full", "last-1", "head", "classifier")
     for precision in ("fp32", "fp16")
 ]
@@ -51,7 +51,7 @@ def report_of(
 
 @pytest.mark.parametrize(
     ("architecture", "mode", "precision"),
-    [pytest.param(*one, marks=[] if one in QUICK else pytest.mark.slow) for one in COMBINATIONS],
+    [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow) for case in COMBINATIONS],
 )
 def test_no_encoder_needs_what_mps_lacks(architecture: str, mode: str, precision: str) -> None:
     report = report_of(architecture, mode, precision)
@@ -60,10 +60,10 @@ def test_no_encoder_needs_what_mps_lacks(architecture: str, mode: str, precision
 
 
 def test_calls_are_those_of_one_step_and_modules_those_that_call() -> None:
-    found = {operator.name: operator for operator in report_of().operators}
+    operators = {operator.name: operator for operator in report_of().operators}
     # Six per layer, the pooler and the classifier.
-    assert found["aten::addmm"].calls == 3 * 6 + 2
-    assert "bert.encoder.layer.*.intermediate.dense" in found["aten::addmm"].modules
+    assert operators["aten::addmm"].calls == 3 * 6 + 2
+    assert "bert.encoder.layer.*.intermediate.dense" in operators["aten::addmm"].modules
     for name, modules in {
         "gelu": ("bert.encoder.layer.*.intermediate.intermediate_act_fn",),
         "gelu_backward": ("GeluBackward0",),
@@ -71,14 +71,16 @@ def test_calls_are_those_of_one_step_and_modules_those_that_call() -> None:
         "_fused_adamw_": ("optimizer",),
         "linalg_vector_norm": ("clipping",),
     }.items():
-        assert found[f"aten::{name}"].modules == modules
+        assert operators[f"aten::{name}"].modules == modules
     names = {operator.name for operator in report_of(mode="head").operators}
     assert "aten::embedding_dense_backward" not in names
 
 
 def test_planted_operator_that_mps_lacks_is_named_with_its_module() -> None:
     report = audit_module(nn.Sequential(MostFrequent()), {"input": torch.ones(2, 3)})
-    assert [(one.name, one.modules) for one in report.missing] == [("aten::mode", ("*",))]
+    assert [(operator.name, operator.modules) for operator in report.missing] == [
+        ("aten::mode", ("*",))
+    ]
     assert report.warnings[0].message == "MPS has no aten::mode, which * calls"
     assert "PYTORCH_ENABLE_MPS_FALLBACK=1" in report.warnings[0].remedy
 
@@ -122,9 +124,11 @@ def compare(
 
 def test_the_cpu_computes_what_it_computes() -> None:
     report = compare()
-    assert {one.error for one in report.differences} == {0.0}
+    assert {difference.error for difference in report.differences} == {0.0}
     assert list(report.worst_by_part()) == ["logits", "gradients"]
-    evaluated = [one.tensor for one in report.differences if one.part == "logits"]
+    evaluated = [
+        difference.tensor for difference in report.differences if difference.part == "logits"
+    ]
     assert evaluated[:-1] == [
         f"{size} x {length} tokens"
         for length in (1, 8, 9, 31, 32, 33, 64)
@@ -137,14 +141,14 @@ def test_the_cpu_computes_what_it_computes() -> None:
     [
         ("bert", "full"),
         pytest.param("modernbert", "last-1", marks=pytest.mark.slow),
-        *(pytest.param(one, "full", marks=pytest.mark.slow) for one in ARCHITECTURES[1:]),
+        *(pytest.param(name, "full", marks=pytest.mark.slow) for name in ARCHITECTURES[1:]),
         pytest.param("bert", "head", marks=pytest.mark.slow),
     ],
 )
 def test_bf16_is_within_its_tolerance(architecture: str, mode: str) -> None:
     report = compare(architecture, mode=mode, precision="bf16")
     assert report.failures == ()
-    assert all(one.error > 0 for one in report.worst_by_part().values())
+    assert all(difference.error > 0 for difference in report.worst_by_part().values())
 
 
 class Garbage(TorchFunctionMode):

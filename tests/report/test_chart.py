@@ -16,20 +16,20 @@ numbers = st.floats(-1e9, 1e9)
 
 
 def texts_of(chart: Chart) -> set[str]:
-    return {one.text for one in ElementTree.fromstring(chart.draw()).iter() if one.text}
+    return {element.text for element in ElementTree.fromstring(chart.draw()).iter() if element.text}
 
 
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=20))
 def test_every_point_is_within_the_picture_and_every_axis_has_ticks(
     points: list[tuple[float, float]],
 ) -> None:
-    chart = Chart("Any", [Series("one", points, "dots")], Axis("x"), Axis("y"))
+    chart = Chart("Any", [Series("values", points, "dots")], Axis("x"), Axis("y"))
     for scale, values in (
         (chart.across, [x for x, _ in points]),
         (chart.up, [y for _, y in points]),
     ):
         ends = sorted((scale.start, scale.end))
-        assert all(ends[0] - 0.1 <= scale.place(one) <= ends[1] + 0.1 for one in values)
+        assert all(ends[0] - 0.1 <= scale.place(value) <= ends[1] + 0.1 for value in values)
         assert 1 <= len(scale.ticks) <= 8
     ElementTree.fromstring(chart.draw())
 
@@ -49,6 +49,6 @@ def test_a_chart_says_its_figures_in_words_and_has_the_colours_of_the_page(
 
 def test_a_long_run_gives_a_short_picture_with_its_last_point() -> None:
     points = [(float(n), math.sin(n)) for n in range(100_001)]
-    chart = Chart("Long", [Series("one", points)], Axis("x"), Axis("y"))
+    chart = Chart("Long", [Series("values", points)], Axis("x"), Axis("y"))
     assert len(chart.draw()) < 20_000
     assert chart.paths[0][1].endswith(f"{chart.across.place(1e5)} {chart.up.place(math.sin(1e5))}")
