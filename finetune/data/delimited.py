@@ -4,7 +4,7 @@ import csv
 import io
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -44,29 +44,48 @@ csv.field_size_limit(2**31 - 1)
 
 
 @dataclass(frozen=True)
+class FileFormat:
+    """The format of a file, so that another file can be written in the same format.
+
+    Args:
+        kind: ``csv`` (of any delimiter), ``jsonl``, ``json``, ``parquet``, ``excel``, ``fasttext``.
+        encoding: As Python names it; ``utf-8-sig`` and ``utf-16`` begin with a byte-order mark.
+        metadata: Schema metadata of a Parquet file, with the class names.
+    """
+
+    kind: str
+    delimiter: str = ","
+    quote: str = '"'
+    encoding: str = "utf-8"
+    has_header: bool = True
+    line_end: str = "\n"
+    metadata: Mapping[bytes, bytes] | None = None
+    names: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Delimited:
-    """A file of delimited values, and how it is written; no quotes if ``quote`` is empty."""
+    """A file of delimited values, and how it is written; no quotes if ``format.quote`` is empty."""
 
     text: TextFile
-    delimiter: str
-    quote: str
-    skips_spaces: bool = False
+    format: FileFormat
     lines_above: int = 0
+    skips_spaces: bool = False
     escapes_quotes: bool = False
-    has_header: bool = True
-    header: Sequence[str] = ()
 
     def _lines(self) -> Iterator[str]:
-        pattern, doubled = re.compile(ESCAPED_QUOTE % self.quote), rf"\1{self.quote * 2}"
+        quote = self.format.quote
+        pattern, doubled = re.compile(ESCAPED_QUOTE % quote), rf"\1{quote * 2}"
         with self.text.open() as file:
             for line in islice(file, self.lines_above, None):
                 yield pattern.sub(doubled, line) if self.escapes_quotes else line
 
     def reader(self) -> Any:
         """Return a ``csv.reader`` for the lines."""
-        options: dict[str, Any] = {"delimiter": self.delimiter, "strict": True}
+        quote = self.format.quote
+        options: dict[str, Any] = {"delimiter": self.format.delimiter, "strict": True}
         options["skipinitialspace"] = self.skips_spaces
-        quotes = {"quotechar": self.quote} if self.quote else {"quoting": csv.QUOTE_NONE}
+        quotes = {"quotechar": quote} if quote else {"quoting": csv.QUOTE_NONE}
         return csv.reader(self._lines(), **options, **quotes)
 
     def values(self) -> Iterator[tuple[int, list[str]]]:
@@ -96,7 +115,7 @@ class Delimited:
 
     def place(self, row: int) -> str:
         """Return the line of a row; rows are counted from 0, without the header."""
-        number, _ = next(islice(self.values(), row + self.has_header, None))
+        number, _ = next(islice(self.values(), row + self.format.has_header, None))
         return f"line {number} of {self.text.path}"
 
 
@@ -104,9 +123,10 @@ def read_table(text: TextFile, options: DataConfig) -> tuple[pyarrow.Table, Deli
     """Read the columns; whether the first row is a header is guessed unless it is set."""
     file = _find_dialect(text, options)
     # Spark and MySQL write \\" for a quote; in many files with tabs, quotes are part of the texts.
-    others = {f"\\{file.quote} is read as a quote": replace(file, escapes_quotes=True)}
-    if file.delimiter == "\t":
-        others["quotes are read as part of the texts"] = replace(file, quote="")
+    others = {f"\\{file.format.quote} is read as a quote": replace(file, escapes_quotes=True)}
+    if file.format.delimiter == "\t":
+        without = replace(file, format=replace(file.format, quote=""))
+        others["quotes are read as part of the texts"] = without
     try:
         return _read_table(file, options)
     except DataUnreadableError:
@@ -121,7 +141,8 @@ def read_table(text: TextFile, options: DataConfig) -> tuple[pyarrow.Table, Deli
 def _read_table(file: Delimited, options: DataConfig) -> tuple[pyarrow.Table, Delimited]:
     numbered = list(islice(file.values(), HEADER_ROWS))
     names, has_header = find_names([row for _, row in numbered], options, path=file.text.path)
-    file = replace(file, has_header=has_header, header=numbered[0][1])
+    header = numbered[0][1] if has_header else ()
+    file = replace(file, format=replace(file.format, has_header=has_header, names=header))
     if len(numbered) > has_header and not (file.skips_spaces or file.escapes_quotes):
         with suppress(csv.Error, pyarrow.ArrowInvalid):
             return _read_by_arrow(file, names, first=numbered[has_header][0]), file
@@ -136,17 +157,17 @@ def _read_table(file: Delimited, options: DataConfig) -> tuple[pyarrow.Table, De
 
 def _read_by_arrow(file: Delimited, names: Sequence[str], *, first: int) -> pyarrow.Table:
     """Read the columns with Arrow, starting at a line."""
-    quote = file.quote.encode()
-    has_quotes = bool(quote) and any(quote in chunk for chunk in file.text.chunks())
+    quote = file.format.quote
+    has_quotes = bool(quote) and any(quote.encode() in chunk for chunk in file.text.chunks())
     if has_quotes:  # Arrow accepts characters after a closing quote
         deque(file.reader(), maxlen=0)
-    parsing = {"delimiter": file.delimiter, "newlines_in_values": has_quotes}
+    parsing = {"delimiter": file.format.delimiter, "newlines_in_values": has_quotes}
     reading = {"block_size": BLOCK_BYTES, "column_names": names, "skip_rows": first - 1}
     as_text = dict.fromkeys(names, pyarrow.string())
     return arrow_csv.read_csv(
         file.text.open_for_arrow(),
         read_options=arrow_csv.ReadOptions(**reading),
-        parse_options=arrow_csv.ParseOptions(**parsing, quote_char=has_quotes and file.quote),
+        parse_options=arrow_csv.ParseOptions(**parsing, quote_char=has_quotes and quote),
         convert_options=arrow_csv.ConvertOptions(column_types=as_text, strings_can_be_null=False),
     )
 
@@ -163,7 +184,8 @@ def _find_dialect(text: TextFile, options: DataConfig) -> Delimited:
     above = f", {lines_above:,} lines above the table are skipped" if lines_above else ""
     known = f"encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}{quotes}{above}"
     emit(Info(f"reading {text.path}: {known}"))
-    return Delimited(text, delimiter, quote, skips_spaces, lines_above)
+    written = FileFormat("csv", delimiter, quote, text.encoding, line_end=text.line_end())
+    return Delimited(text, written, lines_above, skips_spaces)
 
 
 def _find_delimiter(sample: str, text: TextFile, options: DataConfig) -> tuple[str, int]:

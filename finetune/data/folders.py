@@ -10,21 +10,9 @@ import numpy as np
 import pyarrow
 
 from finetune.config.schema import DataConfig
+from finetune.data import packed
 from finetune.data.columns import OtherData
 from finetune.data.encoding import find_text
-from finetune.data.packed import (
-    ABOUT,
-    SPLIT_BY_WORD,
-    Content,
-    find_split,
-    find_tables,
-    holds_files,
-    names_in,
-    read_members,
-    reject_document,
-    reject_parts,
-    splits_named,
-)
 from finetune.data.read import TABLE_SUFFIXES, RawTable, join_tables, read_file
 from finetune.errors import DataError, DataNotFoundError, DataUnreadableError, SeveralTablesError
 from finetune.events import Info, emit
@@ -39,7 +27,7 @@ def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTabl
     """Return all splits of a folder, archive or file; several files become ``train``."""
     path, may_be_several = paths[0], not isinstance(options, OtherData)
     try:
-        if options.table is not None or not holds_files(path):
+        if options.table is not None or not packed.holds_files(path):
             return {"train": join_tables([read_file(path, options) for path in paths])}
         tables = _read_folder(path, options)
         if len(tables) > 1 and not may_be_several:
@@ -47,7 +35,7 @@ def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTabl
             raise DataError(message, remedy="choose the folder or file of one of them")
         return tables
     except SeveralTablesError as error:
-        splits = splits_named(error.names)
+        splits = packed.splits_named(error.names)
         if "train" not in splits or len(paths) > 1 or not may_be_several:
             raise
     names = ", ".join(name for group in splits.values() for name in group)
@@ -60,12 +48,12 @@ def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTabl
 
 def _read_folder(path: Path, options: DataConfig) -> dict[str, RawTable]:
     """Return the splits of a folder or an archive."""
-    reject_document(path, path.suffix.lower())  # such as a document of Numbers
-    names = names_in(path)
-    reject_parts(path, names)
+    packed.reject_document(path, path.suffix.lower())  # such as a document of Numbers
+    names = packed.names_in(path)
+    packed.reject_parts(path, names)
     if folders := find_class_folders(names):
         return {split: _read_texts(path, texts, options) for split, texts in folders.items()}
-    if find_tables(names, TABLE_SUFFIXES):
+    if packed.find_tables(names, TABLE_SUFFIXES):
         return {"train": read_file(path, options)}
     raise DataNotFoundError(
         f"{path} has no tables, and no .txt files in folders named by their class",
@@ -83,7 +71,9 @@ def find_class_folders(names: Iterable[str]) -> Classes:
     folders = {name: PurePosixPath(name).parts[:-1] for name in names}
     classes: dict[str, str] = {}
     for name, parts in folders.items():
-        label = next((folder for folder in reversed(parts) if folder not in SPLIT_BY_WORD), "")
+        label = next(
+            (folder for folder in reversed(parts) if folder not in packed.SPLIT_BY_WORD), ""
+        )
         is_text = PurePosixPath(name).suffix.lower() in TEXT_SUFFIXES
         if is_text and label not in ("", *WITHOUT_CLASS):
             classes[name] = label
@@ -93,17 +83,17 @@ def find_class_folders(names: Iterable[str]) -> Classes:
         return {}
     splits: Classes = {}
     for name, label in classes.items():
-        split = find_split(" ".join(folder for folder in folders[name] if folder != label))
+        split = packed.find_split(" ".join(folder for folder in folders[name] if folder != label))
         splits.setdefault(split or "train", {})[name] = label
     return splits if "train" in splits else {}
 
 
 def digest_folder(path: Path) -> str:
     """Return the sha256 of the names and contents of all files read from a folder."""
-    digest, names = hashlib.sha256(), names_in(path)
+    digest, names = hashlib.sha256(), packed.names_in(path)
     texts = [name for classes in find_class_folders(names).values() for name in classes]
-    others = [name for name in names if not ABOUT.match(PurePosixPath(name).name)]
-    for name in sorted(texts) or find_tables(names, TABLE_SUFFIXES) or others:
+    others = [name for name in names if not packed.ABOUT.match(PurePosixPath(name).name)]
+    for name in sorted(texts) or packed.find_tables(names, TABLE_SUFFIXES) or others:
         content = (path / name).read_bytes()
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
@@ -113,10 +103,12 @@ def digest_folder(path: Path) -> str:
 def _read_texts(path: Path, classes: Mapping[str, str], options: DataConfig) -> RawTable:
     """Return a table with one text per file; all files have the same encoding."""
     names = list(classes)
-    contents = read_members(path, names)
+    contents = packed.read_members(path, names)
     texts = [content.open().read() for content in contents]
     try:
-        encoding = find_text(Content(path, b"\n".join(texts)), encoding=options.encoding).encoding
+        encoding = find_text(
+            packed.Content(path, b"\n".join(texts)), encoding=options.encoding
+        ).encoding
     except DataUnreadableError:
         for content in contents:  # the error names the file
             find_text(content, encoding=options.encoding or "utf-8")

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from pyarrow import parquet, types
 
 from finetune.config.schema import DataConfig
-from finetune.data.delimited import are_known_names
-from finetune.data.read import FileFormat, SourceTable, as_text, frame_of, plain
+from finetune.data.delimited import FileFormat, are_known_names
+from finetune.data.read import SourceTable, as_text, frame_of, plain
 from finetune.data.stream import Texts, not_unicode, texts_of
 from finetune.errors import ConfigurationError, DataUnreadableError, UsageError
 from finetune.files import write_bytes_atomically

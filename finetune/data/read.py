@@ -23,24 +23,15 @@ from pyarrow import parquet, types
 from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
 
 from finetune.config.schema import DataConfig
-from finetune.data import delimited, labeling_tools
+from finetune.data import delimited, labeling_tools, packed
+from finetune.data.delimited import FileFormat
 from finetune.data.encoding import TextFile, find_text
-from finetune.data.packed import (
-    PACKED_SUFFIXES,
-    START_BYTES,
-    ZIP,
-    Content,
-    choose_member,
-    is_workbook,
-    reject_foreign,
-    unpack,
-)
 from finetune.errors import DataNotFoundError, DataUnreadableError
 from finetune.events import Info, emit
 from finetune.tasks.labels import map_values
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx", ".xls", ".xlsb", ".ods", ".ft")
-TABLE_SUFFIXES = (*SUFFIXES, ".ndjson", *PACKED_SUFFIXES, ".zip")
+TABLE_SUFFIXES = (*SUFFIXES, ".ndjson", *packed.PACKED_SUFFIXES, ".zip")
 # Rows converted to Python objects at a time, and bytes that Arrow reads per block.
 STREAM_ROWS, BLOCK_BYTES = 1_024, 2**24
 # JSON writes a character beyond 16 bits as two escapes. This is the first of them.
@@ -51,26 +42,6 @@ FASTTEXT_LABEL = re.compile(r"(?<!\S)__label__(\S+?),?(?:\s+|$)", re.IGNORECASE)
 FORMULA_WITHOUT_VALUE = re.compile(rb"<f\b[^>]*(/>|>[^<]*</f>)\s*(<v\s*/>|<v></v>)?\s*</c>")
 SHAPES = 'write a list of objects, such as [{"text": "Good.", "label": "praise"}]'
 SAVE_AGAIN = "save it again, or save the sheet as .csv"
-
-
-@dataclass(frozen=True)
-class FileFormat:
-    """The format of a file, so that another file can be written in the same format.
-
-    Args:
-        kind: ``csv`` (of any delimiter), ``jsonl``, ``json``, ``parquet``, ``excel``, ``fasttext``.
-        encoding: As Python names it; ``utf-8-sig`` and ``utf-16`` begin with a byte-order mark.
-        metadata: Schema metadata of a Parquet file, with the class names.
-    """
-
-    kind: str
-    delimiter: str = ","
-    quote: str = '"'
-    encoding: str = "utf-8"
-    has_header: bool = True
-    line_end: str = "\n"
-    metadata: Mapping[bytes, bytes] | None = None
-    names: Sequence[str] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -168,7 +139,7 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
     Args:
         readable_only: Leave out columns of a Parquet file that can't be texts or labels.
     """
-    content = unpack(path, TABLE_SUFFIXES, options.table)
+    content = packed.unpack(path, TABLE_SUFFIXES, options.table)
     kind, is_member = _find_kind(content), content.path != path
     path = content.path
     if options.table and not is_member and kind not in ("excel", "json"):
@@ -179,17 +150,9 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
     if kind == "excel":
         return _read_workbook(content, options)
     text = find_text(content, encoding=options.encoding)
-    written = FileFormat(kind, encoding=text.encoding, line_end=text.line_end())
     if kind == "csv":
         table, dialect = delimited.read_table(text, options)
-        written = replace(
-            written,
-            delimiter=dialect.delimiter,
-            quote=dialect.quote,
-            has_header=dialect.has_header,
-            names=dialect.header if dialect.has_header else (),
-        )
-        return SourceTable(path, frame_of(table), written, dialect.place)
+        return SourceTable(path, frame_of(table), dialect.format, dialect.place)
     emit(Info(f"reading {path}: encoding {text.encoding}"))
     if kind == "fasttext":
         frame = _read_fasttext(text)
@@ -198,19 +161,20 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
     else:
         frame = _read_json(text, options, is_lines=kind == "jsonl")
     place = text.place if kind != "json" else lambda row: f"row {row + 1} of {path}"
+    written = FileFormat(kind, encoding=text.encoding, line_end=text.line_end())
     return SourceTable(path, frame, written, place)
 
 
-def _find_kind(content: Content) -> str:
+def _find_kind(content: packed.Content) -> str:
     """Return the kind of a file from its content or, if that is ambiguous, its suffix."""
-    start, path = content.start(START_BYTES), content.path
+    start, path = content.start(packed.START_BYTES), content.path
     if not start:
         raise DataUnreadableError(f"{path} is empty", remedy="copy, download or export it again")
     if start.startswith(b"PAR1"):
         return "parquet"
-    if is_workbook(content):
+    if packed.is_workbook(content):
         return "excel"
-    reject_foreign(content)
+    packed.reject_foreign(content)
     start = start.lstrip(b"\xef\xbb\xbf \t\r\n")
     is_named_json = content.suffix in (".json", ".jsonl", ".ndjson")
     is_json = is_named_json and start.startswith((b"[", b"{", b'"'))
@@ -284,7 +248,7 @@ def _read_json(text: TextFile, options: DataConfig, *, is_lines: bool) -> pandas
     if not tables:
         remedy = f"{SHAPES}; pass a configuration with --config"
         raise DataUnreadableError(f"{text.path} contains no rows of one kind", remedy=remedy)
-    rows = tables[choose_member(list(tables), options.table, path=text.path)]
+    rows = tables[packed.choose_member(list(tables), options.table, path=text.path)]
     if isinstance(rows[0], dict):
         return _frame_of(rows)
     if len(set(map(len, rows))) > 1:
@@ -381,13 +345,13 @@ def _read_fasttext(text: TextFile) -> pandas.DataFrame:
 # Parquet.
 
 
-def _read_parquet(content: Content, *, readable_only: bool) -> SourceTable:
+def _read_parquet(content: packed.Content, *, readable_only: bool) -> SourceTable:
     """Return the columns; numbers of classes that have names stay numbers."""
-    path, packed = content.path, content.unpacked
+    path, unpacked = content.path, content.unpacked
     emit(Info(f"reading {path}"))
     try:
-        source: Any = path if packed is None else pyarrow.BufferReader(packed)
-        file = parquet.ParquetFile(source, memory_map=packed is None)
+        source: Any = path if unpacked is None else pyarrow.BufferReader(unpacked)
+        file = parquet.ParquetFile(source, memory_map=unpacked is None)
         schema = file.schema_arrow
         wanted = [
             column.name for column in schema if not readable_only or _is_readable(column.type)
@@ -434,7 +398,7 @@ def _name_classes(value: str, *, names: Sequence[str]) -> str:
 # Workbooks.
 
 
-def _read_workbook(content: Content, options: DataConfig) -> SourceTable:
+def _read_workbook(content: packed.Content, options: DataConfig) -> SourceTable:
     """Return the one sheet with rows that is not hidden, or the chosen one."""
     path = content.path
     emit(Info(f"reading {path}: a spreadsheet"))
@@ -460,7 +424,7 @@ def _read_workbook(content: Content, options: DataConfig) -> SourceTable:
     return SourceTable(path, frame, written, lambda row: f"row {numbers[row]} of {path}")
 
 
-def _read_sheet(content: Content, options: DataConfig) -> pandas.DataFrame:
+def _read_sheet(content: packed.Content, options: DataConfig) -> pandas.DataFrame:
     """Return the cells of the sheet without empty rows and columns, merged ones filled down."""
     path = content.path
     try:
@@ -472,7 +436,7 @@ def _read_sheet(content: Content, options: DataConfig) -> pandas.DataFrame:
             if not filled:
                 raise DataUnreadableError(f"no sheet of {path} has rows", remedy=SAVE_AGAIN)
             names = [s.name for s in filled] if options.table or not shown else shown
-            sheet = sheets[choose_member(names, options.table, path=path)]
+            sheet = sheets[packed.choose_member(names, options.table, path=path)]
             cells = sheet.to_python(skip_empty_area=False)
             merged = sheet.merged_cell_ranges or []
     except (CalamineError, OSError) as error:
@@ -505,8 +469,8 @@ def _plain_cell(cell: Any) -> Any:
     return cell
 
 
-def _has_unsaved_formulas(content: Content) -> bool:
-    if not content.start(len(ZIP)).startswith(ZIP):
+def _has_unsaved_formulas(content: packed.Content) -> bool:
+    if not content.start(len(packed.ZIP)).startswith(packed.ZIP):
         return False
     with content.open() as file, ZipFile(file) as archive:
         sheets = [name for name in archive.namelist() if name.startswith("xl/worksheets/")]

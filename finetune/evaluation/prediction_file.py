@@ -13,7 +13,8 @@ import pandas
 import pyarrow
 from pyarrow import parquet
 
-from finetune.data.read import FileFormat, SourceTable, arrow_of
+from finetune.data.delimited import FileFormat
+from finetune.data.read import SourceTable, arrow_of
 from finetune.data.stream import Texts
 from finetune.errors import DataError, UsageError
 from finetune.files import naming, temporary_path
