@@ -7,20 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_finder.simulated_machines import GIB, SimulatedMachine, SimulatedRunner, runner
+from batch_finder.simulated_machines import SimulatedMachine, SimulatedRunner, runner
 from tiny_runs import Command, Outcome
 
 import finetune
-from finetune.batch_finder import estimate as estimate_module
-from finetune.batch_finder.results import Case, FoundBatches, Result
+from finetune.batch_finder.results import FoundBatches, Result
 from finetune.commands.find_batch import show_batches
 from finetune.config.schema import AutoTunedOption
-from finetune.devices.mps.facts import Mac
 from finetune.events import Event, Info, Trial
 from finetune.training import precision as precision_module
 
 __all__ = ["runner"]
-SMALL_MAC = "m1-8gb"
 # A text of 15 tokens: two special tokens, who, wrote, eight times the, name, and two digits.
 TEXTS = [f"who wrote {'the ' * (number % 9)}name {number}" for number in range(60)]
 
@@ -31,29 +28,6 @@ def table(tmp_path: Path) -> Path:
     path = tmp_path / "table.csv"
     path.write_text("\n".join(["text,label", *lines]))
     return path
-
-
-@pytest.fixture(autouse=True)
-def quick_estimates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Estimate 8 KiB per token."""
-
-    def estimate(case: Case, mac: Mac, *, limit: int) -> Result:
-        batch = min(limit, max(0, mac.budget_bytes - GIB) // (2**13 * case.padded_length))
-        return Result(
-            **case.identity(), machine=mac.name, basis="a rule of thumb", largest=batch,
-            recommended=batch, highest=batch, peak_bytes=mac.budget_bytes,
-            budget_bytes=mac.budget_bytes, first_failed=None, fastest=None,
-        )  # fmt: skip
-
-    if "slow" not in request.keywords:
-        monkeypatch.setattr(estimate_module, "estimate", estimate)
-
-
-def estimates(
-    machine: str | None = SMALL_MAC, *, emitted: list[Event] | None = None, **options: Any
-) -> tuple[Result, ...]:
-    emit = (emitted if emitted is not None else []).append
-    return finetune.find_batch(machine=machine, emit=emit, **options).results
 
 
 def search(emitted: list[Event] | None = None, **options: Any) -> tuple[Result, ...]:
@@ -67,10 +41,8 @@ def search(emitted: list[Event] | None = None, **options: Any) -> tuple[Result, 
     ("options", "modes"),
     [
         ({}, ["full", "lora", "head"]),
-        ({"freeze_core": True}, ["head"]),
         ({"train_layers": 2}, ["last-2"]),
         ({"train_layers": 2, "lora_rank": 4}, ["lora-last-2"]),
-        ({"head": "classifier"}, ["classifier"]),
     ],
 )
 def test_where_no_option_names_a_mode_all_and_the_head_are_looked_at(
@@ -113,6 +85,13 @@ def test_the_search_computes_in_the_precision_of_a_run(
 def test_the_layer_of_mean_pooling_counts_once(runner: SimulatedRunner, tiny_folder: Path) -> None:
     search(model=tiny_folder, limit=1, pooling="mean")
     assert {case.architecture["num_hidden_layers"] for case in runner.cases} == {4}
+
+
+def test_the_sizes_of_another_mac_are_estimated(tiny_folder: Path) -> None:
+    options: dict[str, Any] = {"freeze_core": True, "feature_cache": False}
+    [result] = finetune.find_batch(machine="m3-8gb", model=tiny_folder, **options).results
+    assert (result.machine, result.device, result.padded_length) == ("m3-8gb", "mps", 64)
+    assert 0 < result.largest <= 5452  # the training rows of TREC
 
 
 @pytest.fixture
