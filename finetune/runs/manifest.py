@@ -72,11 +72,11 @@ class Manifest:
     @classmethod
     def of_data(cls, data: "LoadedData") -> "Manifest":
         """Return the part of a manifest about the data, for the current data."""
-        sources = {
-            str(Path(source.name).resolve()) if source.sha256 else source.name: version
-            for source in data.sources
-            if (version := source.sha256 or source.commit)
-        }
+        sources = {}
+        for source in data.sources:
+            is_file = source.sha256 and source.name not in OPTIONS["data"].names
+            if version := source.sha256 or source.commit:
+                sources[str(Path(source.name).resolve()) if is_file else source.name] = version
         return cls(sources, digest_splits(data.splits, data.task), model={})
 
     @classmethod

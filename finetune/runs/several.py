@@ -12,7 +12,7 @@ from finetune.config.load import dump_config
 from finetune.config.schema import OPTIONS, change_options
 from finetune.devices.host import kept_awake
 from finetune.errors import BatchDoesNotFitError, ConfigurationError, DataError, LossNotFiniteError
-from finetune.evaluation.statistics import Interval, bootstrap, mean_interval, percentile_interval
+from finetune.evaluation.statistics import Interval, bootstrap, mean_interval, metric_interval
 from finetune.events import Info, emit, sent_to
 from finetune.files import write_json, write_jsonl, write_text_atomically
 from finetune.runs.folder import RUN_KINDS, RunFolder, SeveralFolder
@@ -95,7 +95,7 @@ class SeveralResults(RunResultMixin):
         scores = task.score_outputs(_outputs_of(task, rows), losses, labels)
         drawn = bootstrap(task.weighted_metrics(rows), rows=len(rows))
         intervals = {
-            name: percentile_interval(scores.metrics[name], values)
+            name: metric_interval(METRICS[name], scores.metrics[name], len(rows), values)
             for name, values in drawn.items()
         }
         # For metrics of the user, only the values of the folds are known.

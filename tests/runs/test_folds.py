@@ -18,6 +18,7 @@ from finetune.events import Event, Info
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import SeveralFolder
 from finetune.runs.several import SeveralResults, read_out_of_fold
+from finetune.tasks.scores import Scores
 
 ROWS = [f"{text} {number},{'even' if number % 2 else 'odd'}"
         for number, text in enumerate(["where is it", "who is it", "what is it"] * 4)]  # fmt: skip
@@ -63,6 +64,9 @@ def test_every_row_is_predicted_once_by_a_model_that_was_trained_without_its_tex
     assert [f"{row['text']},{row['label']}" for row in rows[:12]] == ROWS
     assert rows[0]["fold"] == rows[12]["fold"] == rows[13]["fold"]
     assert sorted({row["fold"] for row in rows}) == [1, 2, 3]
+    content = read_json(folds / "folds.json")
+    interval, scores = content["intervals"]["accuracy"], Scores.from_json(content["test"])
+    assert (interval["low"], interval["high"]) == pytest.approx(scores.limits("accuracy"))
     for fold in (1, 2, 3):
         content = read_json(folds / f"fold-{fold}" / "all_results.json")
         own = [row for row in rows if row["fold"] == fold]

@@ -21,6 +21,7 @@ def test_a_run_writes_what_it_was_made_from(tiny_folder: Path, tmp_path: Path) -
     manifest = Manifest.of(inputs)
     assert manifest.sources == {str(data): hashlib.sha256(data.read_bytes()).hexdigest()}
     assert manifest.splits.keys() == {"train", "validation", "test"}
+    assert Manifest.of(prepare_tiny(tiny_folder)).sources.keys() == {"questions"}
 
 
 def change_weights(model: Path) -> None:
