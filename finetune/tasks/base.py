@@ -45,7 +45,7 @@ Predict = Callable[[], tuple[Logits, Labels]]
 # The transformers pipeline for saved models.
 PIPELINE = "text-classification"
 # A temperature fitted on n rows costs 1 / 2n nats per row: with 100 rows, most models gain more.
-# With hardly any mistakes, the temperature would be near 0 (tests/tasks/test_temperature).
+# With hardly any mistakes, the temperature would be near 0 (tests/tasks/test_base).
 MIN_ROWS = 100
 MIN_MISTAKES = 5
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0

@@ -19,8 +19,11 @@ import finetune
 from finetune.errors import UsageError
 from finetune.files import read_json, read_jsonl
 from finetune.runs.compare import tabulate
-from finetune.tasks.base import TASK_TYPES, Outputs
+from finetune.tasks.base import TASK_TYPES, Outputs, Task
+from finetune.tasks.multi import Multi
+from finetune.tasks.regression import Regression
 from finetune.tasks.single import Single
+from finetune.tasks.tables import duration, format_value
 
 
 @dataclass(frozen=True)
@@ -178,3 +181,76 @@ def test_a_task_type_of_ones_own_is_one_class(tiny_folder: Path, tmp_path: Path)
     [prediction] = finetune.predict(folder, ["animal animal"], device="cpu")
     assert prediction.label in results["class_names"]
     assert (folder / "report.html").is_file()
+
+
+NAMES = ["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"]
+
+
+def draw_logits(rows: int, *, temperature: float) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return labels, and logits whose probabilities are correct at a temperature."""
+    generator = np.random.default_rng(0)
+    logits = 2 * generator.normal(size=(rows, 6))
+    logits[np.arange(rows), generator.integers(6, size=rows)] += 6
+    labels = (logits + generator.gumbel(size=logits.shape)).argmax(axis=1)
+    return (temperature * logits).astype(np.float32), labels
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.7])
+def test_the_temperature_that_calibrates_is_found(temperature: float) -> None:
+    rows = draw_logits(20_000, temperature=temperature)
+    single = Single(NAMES).calibrate(lambda: rows, fits_temperature=True)
+    assert single.temperature == pytest.approx(temperature, rel=0.03)
+
+    right = np.random.default_rng(1).normal(size=(20_000, 2)).astype(np.float32)
+    drawn = np.random.default_rng(2).logistic(size=right.shape)
+    yes_or_no = (temperature * right, (right + drawn > 0).astype(np.float32))
+    multi = Multi(NAMES[:2]).calibrate(lambda: yes_or_no, fits_temperature=True)
+    assert multi.temperature == pytest.approx(temperature, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "task", [Single(NAMES, temperature=1.7), Multi(NAMES, temperature=1.7)], ids=["single", "multi"]
+)
+def test_scaling_changes_no_prediction_and_is_undone(task: Task) -> None:
+    inputs = torch.randn(2_000, 16, generator=torch.Generator().manual_seed(0))
+    layer = torch.nn.Linear(16, 6)
+    parameters, weight = list(layer.parameters()), layer.weight.detach().clone()
+
+    def logits() -> NDArray[np.float32]:
+        return layer(inputs).detach().numpy()
+
+    first, before = logits(), task.read_logits(logits()).predicted
+    scaled = task.scale_output_layer(parameters)
+    assert logits() == pytest.approx(first / 1.7, abs=1e-5)
+    assert (scaled.read_logits(logits()).predicted == before).all()
+
+    # A saved model that predicts, and a saved model that is trained further.
+    scaled.unscale_output_layer(parameters, saved=scaled.parameters)
+    assert logits() == pytest.approx(first / 1.7, abs=1e-5)
+    type(task)(NAMES).unscale_output_layer(parameters, saved=scaled.parameters)
+    assert torch.allclose(layer.weight, weight, rtol=1e-6)
+
+
+def test_large_numbers_are_written_out_in_the_largest_errors() -> None:
+    rows = [{"text": "a house", "label": 250_000.0, "predicted": 12_345.6}]
+    assert Regression().mistakes(rows).rows == [("a house", "250,000", "12,346", "237,654")]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1234567, "1,234,567"),
+        (1234.5678, "1,235"),
+        (5e-5, "5e-05"),
+        ({"a": 1000, "b": "c"}, "a: 1,000, b: c"),
+        ([True, None], "on, –"),
+        ([], "none"),
+    ],
+)
+def test_values_are_shown_as_people_read_them(value: object, shown: str) -> None:
+    assert format_value(value) == shown
+
+
+def test_durations_have_the_units_that_matter() -> None:
+    shown = [duration(seconds) for seconds in (0.04, 9.53, 9.96, 59.6, 1453, 8040)]
+    assert shown == ["0.0 s", "9.5 s", "10 s", "1 min 0 s", "24 min 13 s", "2 h 14 min"]
