@@ -136,7 +136,6 @@ class DisplayMixin(ABC):
         """Return the rows of the table, the most important first, each with its values by name."""
 
     def __repr__(self) -> str:
-
         lines = [f"{type(self).__name__} {getattr(self, 'output_dir', '')}".rstrip()]
         for row in self.records()[:MAX_REPR_ROWS]:
             cells = (

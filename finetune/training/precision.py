@@ -33,7 +33,8 @@ def choose_precision(device: Device, *, hidden_size: int, cache: Path) -> AutoTu
     if reason := why_not(device, "bf16"):
         return _choice("fp32", reason)
     if not device.times_bf16:
-        return _choice("bf16", f"{device.name} computes it fast and without a known fault")
+        reason = "has passed the parity test" if device.has_silent_faults else "has instructions"
+        return _choice("bf16", f"{device.name} {reason} for it")
     file = cache / f"{_key(device, str(hidden_size))}.json"
     try:
         choice = TypeAdapter(AutoTunedOption).validate_python(read_json(file))
