@@ -61,14 +61,13 @@ class _Registry(dict[str, Metric]):
 METRICS = _Registry()
 
 
-def metric(
-    title: str, *problem_types: ProblemType, hub_name: str, **options: Any
-) -> Callable[[Compute], Compute]:
+def metric(title: str, *problem_types: ProblemType, **options: Any) -> Callable[[Compute], Compute]:
     """Register a function as a metric under its name; the options are fields of ``Metric``."""
 
     def register(compute: Compute) -> Compute:
         name = compute.__name__
-        METRICS[name] = Metric(name, title, compute, problem_types, hub_name, **options)
+        options.setdefault("hub_name", name)
+        METRICS[name] = Metric(name, title, compute, problem_types, **options)
         return compute
 
     return register
@@ -199,14 +198,7 @@ def compute_metrics(
     }
 
 
-@metric(
-    "accuracy",
-    SINGLE,
-    hub_name="accuracy",
-    is_proportion=True,
-    baseline="largest class",
-    sentence="Accuracy {}",
-)
+@metric("accuracy", SINGLE, is_proportion=True, baseline="largest class", sentence="Accuracy {}")
 def accuracy(labels: Array, predicted: Array, weights: Floats) -> float:
     """Return the fraction of rows with the correct class."""
     return mean(labels == predicted, weights)
@@ -227,7 +219,7 @@ def macro_f1(labels: Array, predicted: Array, weights: Floats) -> float:
     return float((2 * right / np.maximum(chosen + true, 1)).sum() / max(occurs.sum(), 1))
 
 
-@metric("balanced accuracy", SINGLE, hub_name="balanced_accuracy")
+@metric("balanced accuracy", SINGLE)
 def balanced_accuracy(labels: Array, predicted: Array, weights: Floats) -> float:
     """Return the mean recall of the classes that occur."""
     right, _, true = count_classes(labels, predicted, weights)
@@ -278,7 +270,6 @@ def spearman(labels: Array, predicted: Array, weights: Floats) -> float:
 @metric(
     "mean absolute error",
     NUMBERS,
-    hub_name="mae",
     sign=-1,
     is_fraction=False,
     baseline="mean",
@@ -289,7 +280,7 @@ def mae(labels: Array, predicted: Array, weights: Floats) -> float:
     return mean(np.abs(predicted - labels), weights)
 
 
-@metric("loss", SINGLE, MULTI, NUMBERS, hub_name="loss", needs="losses", sign=-1, is_fraction=False)
+@metric("loss", SINGLE, MULTI, NUMBERS, needs="losses", sign=-1, is_fraction=False)
 def loss(labels: Array, losses: Array, weights: Floats) -> float:
     """Return the mean loss of a row, without class weights."""
     return mean(losses, weights)
