@@ -69,7 +69,7 @@ class Child:
     def __init__(self, module: str) -> None:
         # In append mode, reading does not move the place that the child writes to.
         self._errors = tempfile.TemporaryFile("a+b")  # noqa: SIM115
-        self._connection, childs_end = Pipe()
+        self.connection, childs_end = Pipe()
         with childs_end:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, str(childs_end.fileno())],
@@ -83,16 +83,9 @@ class Child:
         self.process_id = self._process.pid
 
     def send(self, request: object) -> None:
-        """Send an object to the child; if the child ended, ``receive`` raises the error."""
+        """Send an object to the child, unless it has ended."""
         with suppress(BrokenPipeError):
-            self._connection.send(request)
-
-    def receive(self) -> Any:
-        """Return the next reply, or None after a short time; raise EOFError if none can come."""
-        try:
-            return self._connection.recv() if self._connection.poll(_SAMPLE_SECONDS) else None
-        except OSError:
-            raise EOFError from None
+            self.connection.send(request)
 
     def kill(self) -> None:
         """Kill the child and the processes that it started."""
@@ -101,7 +94,7 @@ class Child:
             os.killpg(self.process_id, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
-        self._connection.close()
+        self.connection.close()
         self._errors.close()
 
     def ending(self) -> str:
@@ -217,8 +210,9 @@ class TrialRunner:
         started = host_sampled = time.perf_counter()
         while True:
             try:
-                reply = child.receive()
-            except EOFError:
+                has_reply = child.connection.poll(_SAMPLE_SECONDS)
+                reply = child.connection.recv() if has_reply else None
+            except (EOFError, OSError):
                 raise self._explain_end(child) from None
             if isinstance(reply, dict):
                 raise ModelUnsupportedError(**reply)

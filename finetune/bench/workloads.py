@@ -6,7 +6,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, pairwise, product
 from pathlib import Path
@@ -96,8 +96,7 @@ FULL = Limits(step_seconds=7.0, repeat_seconds=1.5, total_seconds=420.0)
 QUICK = Limits(step_seconds=0.3, repeat_seconds=0.3, total_seconds=45.0)
 
 
-@dataclass(frozen=True)
-class Workload:
+class Workload(NamedTuple):
     """A network with data, to time devices.
 
     If a step takes too long or too much memory, fewer rows are timed, but at least ``min_rows``.
