@@ -1,10 +1,12 @@
-"""Files in all formats and shapes: the same rows come out, or what the file is."""
+"""Files in all formats, and exports of labeling tools: the same rows, or what the file is."""
 
 import gzip
+import io
 import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pandas
 import pyarrow
@@ -16,9 +18,11 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from finetune.config.schema import DataConfig
+from finetune.data.labeling_tools import convert
 from finetune.data.read import RawTable, as_text, read_file
 from finetune.errors import DataError, DataUnreadableError
 from finetune.events import Event, sent_to
+from finetune.tasks.labels import split_labels
 
 
 def read(path: Path, **options: Any) -> RawTable:
@@ -218,6 +222,17 @@ def test_several_labels_of_a_line_are_a_list(tmp_path: Path) -> None:
     assert rows_of(read(tmp_path / "a.txt")) == [("one __label__", '["a", "b"]'), ("two", '["a"]')]
 
 
+def packed(*names: str, **contents: str) -> bytes:
+    file = io.BytesIO()
+    with ZipFile(file, "w") as archive:
+        for name in names:
+            archive.writestr(name, contents.get(name, "x"))
+    return file.getvalue()
+
+
+OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "complaint", "remedy"),
     [
@@ -248,7 +263,28 @@ def test_several_labels_of_a_line_are_a_list(tmp_path: Path) -> None:
         ("a.json", b'[{"text": "a"},\n{"text": }]', "Expecting value: line 2 column 10", "correct"),
         ("a.json", b'[["a", "b"], ["c"]]', "different lengths", "list of objects"),
         ("a.json", b"[" * 100_000, "can't be read", "correct"),
+        ("a.numbers", packed("Index/Document.iwa"), "a spreadsheet of Numbers", "Export To"),
+        ("b.numbers", packed("Index.zip", "preview.jpg"), "a spreadsheet of Numbers", "CSV"),
+        ("a.pages", packed("Index/Document.iwa"), "a document of Pages", "Plain Text"),
+        ("a.docx", packed("[Content_Types].xml", "word/document.xml"), "of Word", ".csv"),
+        ("a.odt", packed("mimetype", "content.xml"), "LibreOffice Writer", ".csv"),
+        ("a.rtf", b"{\\rtf1\\ansi a,b\\par}", "rich-text document", "Make Plain Text"),
+        ("a.csv", b"{\\rtf1\\ansi a,b\\par}", "rich-text document", "Make Plain Text"),
+        ("a.xls", b"<html><body><table><tr><td>a</td>", "a web page with a table", "Excel"),
+        ("a.xls", b'<?xml version="1.0"?>\n<Workbook xmlns="x">', "XML spreadsheet", ".xlsx"),
+        ("a.xls", OLE, "can't be read as a spreadsheet", "save it again"),
+        ("a.xlsx.gz", gzip.compress(b"PK\x03\x04 cut", mtime=0), "a damaged spreadsheet", "again"),
+        ("a.doc", OLE, "a document of Word", ".csv"),
+        ("a.sav", b"$FL2@(#) IBM SPSS" + bytes(9), "an SPSS file", "Save As > CSV"),
+        ("a.dta", b"<stata_dta><header>", "a Stata file", "export delimited"),
+        ("b.dta", b"\x72\x02\x01\x00" + bytes(9), "a Stata file", "read_stata('b.dta')"),
+        ("a.rds", b"X\n\x00\x00\x00\x03", "a file of R", "write.csv"),
+        ("a.sas7bdat", bytes(12) + b"\xc2\xea\x81\x60", "a SAS file", "read_sas"),
+        ("a.db", b"SQLite format 3\0", "an SQLite database", "sqlite3 -header -csv a.db"),
+        ("a.gsheet", b'{"url": "https://docs.google.com/open"}', "Google sheet", "Download"),
+        ("a.feather", b"ARROW1\0\0", "an Arrow or Feather file", "read_feather"),
     ],
+    ids=lambda value: "file" if isinstance(value, bytes) else value,  # a ZIP file contains the time
 )  # fmt: skip
 def test_what_is_no_table_is_named_for_what_it_is(
     name: str, content: bytes, complaint: str, remedy: str, tmp_path: Path
@@ -272,3 +308,115 @@ def test_a_member_is_chosen_by_its_name(tmp_path: Path) -> None:
         with pytest.raises(DataError) as raised:
             read(tmp_path / name, table="z")
         assert "--table" in raised.value.remedy
+
+
+STUDIO = {"annotator": 1, "annotation_id": 7, "created_at": "2024-05-01", "lead_time": 3.5}
+CHOICES = [{"id": 1, "text": "food"}, {"id": 2, "text": "sport"}]
+
+
+def task(*results: dict[str, Any], **annotation: Any) -> dict[str, Any]:
+    named = [{"from_name": "topic", "type": "choices", "value": value} for value in results]
+    annotations = [{"id": 1, "result": named, **annotation}]
+    return {"id": 1, "data": {"text": "a"}, "annotations": annotations, "total_annotations": 1}
+
+
+def listed(labels: list[Any], *, name: str = "label", **others: Any) -> list[dict[str, Any]]:
+    return [{"text": "a", name: label, **others} for label in labels]
+
+
+EXPORTS: dict[str, tuple[list[dict[str, Any]] | str, list[Any]]] = {
+    "Prodigy textcat": (
+        [{"text": "a", "label": name, "answer": answer, "_input_hash": 5}
+         for name, answer in (("food", "accept"), ("sport", "reject"), ("sport", "accept"))],
+        ["food", None, "sport"],
+    ),
+    "Prodigy binary": (
+        [{"text": "a", "label": "spam", "answer": answer}
+         for answer in ("accept", "reject", "ignore")],
+        ["spam", "not spam", None],
+    ),
+    "Prodigy choice": (
+        [{"text": "a", "accept": names, "answer": answer, "options": CHOICES}
+         for names, answer in (([1], "accept"), ([2], "accept"), ([1], "ignore"), ([], "accept"))],
+        ["food", "sport", None, None],
+    ),
+    "Prodigy several": (
+        [{"text": "a", "accept": names, "answer": "accept"} for names in (["x", "y"], [], ["x"])],
+        [["x", "y"], [], ["x"]],
+    ),
+    "Prodigy cats": (
+        [{"text": "a", "cats": {"x": score, "y": 1 - score}, "answer": "accept"}
+         for score in (1.0, 0.0)],
+        ["x", "y"],
+    ),
+    "Label Studio JSON": (
+        [task({"choices": ["food"]}), task({"choices": ["sport"]}, was_cancelled=True), task()],
+        ["food", None, None],
+    ),
+    "Label Studio ratings": ([task({"rating": 4}), task({"rating": 2})], [4, 2]),
+    "Label Studio JSON-MIN": (
+        listed([{"choices": ["x", "y"]}, "x"], name="topic", **STUDIO), [["x", "y"], "x"],
+    ),
+    "Label Studio CSV": (
+        'text,topic,annotator,annotation_id,lead_time\n'
+        'a,"{""choices"":[""x"",""y""]}",1,7,3.5\na,x,1,8,2\na,,1,9,2\n',
+        [["x", "y"], "x", ""],
+    ),
+    "doccano JSON Lines": (listed([["food"], ["sport"], []], Comments=[]), ["food", "sport", None]),
+    "doccano several": (listed([["x", "y"], []], Comments=[]), [["x", "y"], []]),
+    "doccano annotations": (
+        listed([[{"label": 3, "user": 1}], [{"label": 4}]], name="annotations",
+             annotation_approver=None),
+        [3, 4],
+    ),
+    "doccano CSV": ("id,text,label\n1,a,food\n2,a,food#sport\n", ["food", "food#sport"]),
+    "spaCy": (listed([{"x": 1.0, "y": 1.0}, {"x": 0, "y": 1}], name="cats"), [["x", "y"], ["y"]]),
+    "questions": (listed(["accept", "Because."], name="answer", label="x"), ["x", "x"]),
+}  # fmt: skip
+
+
+def frame_of(content: list[dict[str, Any]] | str) -> pandas.DataFrame:
+    if isinstance(content, str):
+        return pandas.read_csv(io.StringIO(content), dtype=str, keep_default_na=False)
+    return pandas.DataFrame(json.loads(json.dumps(content)))
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+@pytest.mark.parametrize("name", EXPORTS)
+def test_an_export_is_loaded_from_its_file(name: str, suffix: str, tmp_path: Path) -> None:
+    content, labels = EXPORTS[name]
+    if isinstance(content, str):
+        path = tmp_path / "export.csv"
+        path.write_text(content)
+    else:
+        path = tmp_path / f"export{suffix}"
+        lines = [json.dumps(record) for record in content]
+        path.write_text(f"[{', '.join(lines)}]" if suffix == ".json" else "\n".join(lines))
+    table = read_file(path, DataConfig()).columns
+    column = "topic" if "topic" in table.column_names else "label"
+    found = [split_labels(cell, None) for cell in table[column].to_pylist()]
+    plain = [own if isinstance(own, list) else [str(own)] * bool(own) for own in labels]
+    assert found == plain
+
+
+def test_each_annotation_of_a_task_is_a_row_with_its_index() -> None:
+    twice = task({"choices": ["x"]})
+    twice["annotations"] *= 2
+    converted = convert(frame_of([task({"choices": ["y"]}), twice]))
+    assert [*converted["topic"]] == ["y", "x", "x"]
+    assert [*converted.index] == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("content", "tool"),
+    [
+        ([{"text": "a", "spans": [{"start": 0}], "answer": "accept"}], "Prodigy"),
+        ([task({"start": 0, "end": 1, "labels": ["x"]})], "Label Studio"),
+        (listed([[{"start": 0, "end": 1}]], name="topic", **STUDIO), "Label Studio"),
+        (listed([[[0, 1, "x"]]], Comments=[]), "doccano"),
+    ],
+)
+def test_labels_of_parts_of_texts_are_refused(content: list[dict[str, Any]], tool: str) -> None:
+    with pytest.raises(DataError, match=tool) as raised:
+        convert(frame_of(content))
+    assert "export" in raised.value.remedy

@@ -1,12 +1,10 @@
 """Small tables as spreadsheets and people write them: the columns are guessed, or rejected."""
 
 import csv
-import gzip
 import io
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import openpyxl
 import pytest
@@ -15,7 +13,7 @@ from finetune.config.schema import DataConfig
 from finetune.data.columns import OtherData
 from finetune.data.load import load_data
 from finetune.data.read import read_file, read_source
-from finetune.errors import DataError, FinetuneError, SeveralTablesError
+from finetune.errors import DataError, SeveralTablesError
 
 ROWS = 40
 TEXT = [f"Das Essen Nummer {n} war {'gut' if n % 2 else 'schlecht'}" for n in range(ROWS)]
@@ -204,52 +202,6 @@ def test_what_a_spreadsheet_lacks_is_said(
     path = sheet("a.xlsx", rows, **options)(tmp_path)
     with pytest.raises((DataError, SeveralTablesError), match=complaint) as raised:
         load_data(DataConfig(str(path)))
-    assert remedy in raised.value.remedy
-
-
-def packed(*names: str, **contents: str) -> bytes:
-    file = io.BytesIO()
-    with ZipFile(file, "w") as archive:
-        for name in names:
-            archive.writestr(name, contents.get(name, "x"))
-    return file.getvalue()
-
-
-OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "what", "remedy"),
-    [
-        ("a.numbers", packed("Index/Document.iwa"), "a spreadsheet of Numbers", "Export To"),
-        ("b.numbers", packed("Index.zip", "preview.jpg"), "a spreadsheet of Numbers", "CSV"),
-        ("a.pages", packed("Index/Document.iwa"), "a document of Pages", "Plain Text"),
-        ("a.docx", packed("[Content_Types].xml", "word/document.xml"), "of Word", ".csv"),
-        ("a.odt", packed("mimetype", "content.xml"), "LibreOffice Writer", ".csv"),
-        ("a.rtf", b"{\\rtf1\\ansi a,b\\par}", "rich-text document", "Make Plain Text"),
-        ("a.csv", b"{\\rtf1\\ansi a,b\\par}", "rich-text document", "Make Plain Text"),
-        ("a.xls", b"<html><body><table><tr><td>a</td>", "a web page with a table", "Excel"),
-        ("a.xls", b'<?xml version="1.0"?>\n<Workbook xmlns="x">', "XML spreadsheet", ".xlsx"),
-        ("a.xls", OLE, "can't be read as a spreadsheet", "save it again"),
-        ("a.xlsx.gz", gzip.compress(b"PK\x03\x04 cut", mtime=0), "a damaged spreadsheet", "again"),
-        ("a.doc", OLE, "a document of Word", ".csv"),
-        ("a.sav", b"$FL2@(#) IBM SPSS" + bytes(9), "an SPSS file", "Save As > CSV"),
-        ("a.dta", b"<stata_dta><header>", "a Stata file", "export delimited"),
-        ("b.dta", b"\x72\x02\x01\x00" + bytes(9), "a Stata file", "read_stata('b.dta')"),
-        ("a.rds", b"X\n\x00\x00\x00\x03", "a file of R", "write.csv"),
-        ("a.sas7bdat", bytes(12) + b"\xc2\xea\x81\x60", "a SAS file", "read_sas"),
-        ("a.db", b"SQLite format 3\0", "an SQLite database", "sqlite3 -header -csv a.db"),
-        ("a.gsheet", b'{"url": "https://docs.google.com/open"}', "Google sheet", "Download"),
-        ("a.feather", b"ARROW1\0\0", "an Arrow or Feather file", "read_feather"),
-    ],
-    ids=lambda value: "file" if isinstance(value, bytes) else value,  # a ZIP file contains the time
-)  # fmt: skip
-def test_files_of_other_programs_are_named_with_their_way_to_csv(
-    name: str, content: bytes, what: str, remedy: str, tmp_path: Path
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(FinetuneError, match=what) as raised:
-        load_data(DataConfig(str(tmp_path / name)))
     assert remedy in raised.value.remedy
 
 
