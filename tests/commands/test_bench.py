@@ -67,20 +67,6 @@ def test_ctrl_c_keeps_what_was_measured(
     assert "rows are missing" in (tmp_path / "bench.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (("inference", "--data-dir", "/nowhere"), 3, ("/nowhere", "--data-dir")),
-        (("mlp", "--output-dir", __file__), 2, (__file__,)),
-    ],
-)
-def test_what_can_not_be_done_is_refused_before_anything_is_timed(
-    arguments: tuple[str, ...], code: int, words: tuple[str, ...], command: Command, tmp_path: Path
-) -> None:
-    options = () if "--output-dir" in arguments else ("--output-dir", str(tmp_path))
-    command("bench", *arguments, *options).assert_refused(code, *words)
-
-
 @pytest.mark.slow
 def test_a_real_bench_goes_on_after_a_failure(tmp_path: Path) -> None:
     (tmp_path / "own_networks.py").write_text(

@@ -71,21 +71,6 @@ def test_a_missing_operator_is_named_and_fails(command: Command, factory: str) -
     assert outcome.errors.startswith("error: MPS lacks aten::mode\n  try: ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["--ops", "--parity"], "--parity"),
-        (["--freeze-core"], "--ops"),
-        (["--ops", "--model", "a:b", "--precision", "bf16"], "a:b"),
-        (["--parity", "--device", "cpu", "--precision", "fp16"], "fp16"),
-    ],
-)
-def test_what_does_not_go_together_is_a_wrong_usage(
-    arguments: list[str], word: str, command: Command
-) -> None:
-    command("doctor", *arguments).assert_refused(2, word)
-
-
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("finetune.hub.cache_folder", lambda name: tmp_path / name)

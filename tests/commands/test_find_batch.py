@@ -137,23 +137,6 @@ def test_nothing_that_fits_is_exit_code_5(
     assert not (tmp_path / "found").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--for", "pentium"), ("pentium", "m4-max")),
-        (("--limit", "0"), ("--limit",)),
-        (("--limit", "1", "--memory", "much"), ("--memory", "'much'", "4GiB")),
-        (("--output-dir", __file__), (__file__, "--output-dir")),
-    ],
-)
-def test_what_makes_no_sense_is_refused_before_any_search(
-    arguments: tuple[str, ...], words: tuple[str, ...], find_batch: Command
-) -> None:
-    outcome = find_batch(*arguments)
-    outcome.assert_refused(2, *words)
-    assert "searching" not in outcome.errors
-
-
 RESULT = Result(
     device="cpu", mode="head", padded_length=48, precision="fp32", stores_features=True,
     budget_bytes=2**30, largest=8, first_failed=9, recommended=6, fastest=7,

@@ -111,27 +111,3 @@ def test_runs_are_listed_the_newest_first(command: Command, finished_run: Path) 
     assert "accuracy" in rows[1]
     [_, newer, _] = json.loads(command("runs", "--json").output)["runs"]
     assert newer["low"] < newer["value"] < newer["high"]
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        ("mails.csv", "finetune run mails.csv?"),
-        ("predcit latest new.csv", "finetune predict?"),
-        ("eval latest", "finetune evaluate?"),
-        ("resume", "finetune run --resume-from-checkpoint auto?"),
-        ("run mails.csv --lr 1e-4", "--learning-rate (Peak"),
-        ("run mails.csv --label verdict", "--label-column?"),
-        ("run mails.csv --cv 5", "--folds?"),
-        ("run mails.csv test.csv", "--test-file FILE?"),
-        ("predict latest --file new.csv", "--data ("),
-    ],
-)
-def test_what_others_call_it_is_answered_with_what_it_is_called_here(
-    typed: str, meant: str, command: Command, finished_run: Path
-) -> None:
-    copy_run(finished_run, Path("runs/one"))
-    outcome = command(*typed.split())
-    assert (outcome.code, outcome.output) == (2, "")
-    assert meant in outcome.errors
-    assert "Traceback" not in outcome.errors

@@ -49,29 +49,6 @@ def test_every_page_of_help_fits_80_columns_and_has_two_examples() -> None:
         assert len(re.findall(r"^ +(.* \| )?finetune \w", text, re.M)) >= 2, page.command_path
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["run", "--batchsize", "8"], ["--batchsize", "--batch-size"]),
-        (["run", "--batch-size", "many"], ["--batch-size", "many", "integer"]),
-        (["run", "--bf16"], ["did you mean --precision ("]),
-        (["run", "--set", "training.lr=1"], ["did you mean learning_rate ("]),
-        (["evaluate"], ["latest"]),
-    ],
-    ids=" ".join,
-)
-def test_a_wrong_usage_is_told_in_two_lines(
-    arguments: list[str],
-    words: list[str],
-    command: Command,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    command(*arguments).assert_refused(2, *words)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_ctrl_c_while_the_command_is_imported_leaves_no_traceback() -> None:
     code = """
 import runpy, signal, sys

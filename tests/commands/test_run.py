@@ -89,31 +89,6 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "words"),
-    [
-        ({"data": "nothing"}, 2, ["nothing", "questions"]),
-        ({"train_layers": 4}, 2, ["3 layers", "--train-layers"]),
-        ({"data": "trec", "data_dir": "missing"}, 3, ["missing", "--data-dir"]),
-        ({"validation_fraction": 1e-9}, 3, ["--validation-fraction"]),
-        ({"model": "bert-base-uncased"}, 6, ["bert-base-uncased", "HF_ENDPOINT"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, dict) else None,
-)
-def test_what_keeps_a_run_from_starting_is_told_in_two_lines(
-    options: dict[str, Any],
-    code: int,
-    words: list[str],
-    command: Command,
-    tiny_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    command("run", *flags(**{"model": tiny_folder} | options)).assert_refused(code, *words)
-    assert not [*tmp_path.iterdir()]
-
-
 def test_without_a_network_the_default_run_says_so_and_offers_a_way(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
