@@ -50,13 +50,15 @@ def find_structure(model: PreTrainedModel, *, has_mean_layer: bool = False) -> S
     layers = encoder_layers(model)
     calls = record_sample(model)
     last = [call for call in calls.values() if layers and call.module is layers[-1]]
-    if base is model or not last:
+    linear = [call for call in calls.values() if isinstance(call.module, nn.Linear)]
+    linear = [call for call in linear if call.output.shape[-1] == model.config.num_labels]
+    if base is model or not last or not linear:
         raise ModelUnsupportedError(
-            f"no encoder layers were found in {type(model).__name__}: its base model has no list "
-            "of equal modules that all run in a forward pass",
+            f"no encoder layers, or no output layer, were found in {type(model).__name__}: a "
+            "forward pass uses no list of equal modules, or no linear module for the classes",
             remedy="choose a BERT-like encoder, such as bert-base-uncased",
         )
-    output_layer = _find_output_layer(model, calls.values())
+    output_layer = max(linear, key=lambda call: call.ended)
     outside = set(model.parameters()) - set(base.parameters())
     below = set(base.parameters()).difference(*(layer.parameters() for layer in layers))
     final_norm: set[nn.Parameter] = set()
@@ -85,20 +87,6 @@ def find_structure(model: PreTrainedModel, *, has_mean_layer: bool = False) -> S
         output_layer_input=0.0 if features is None else features.square().mean().sqrt().item(),
         takes_4d_mask=_takes_4d_mask(model),
     )
-
-
-def _find_output_layer(model: PreTrainedModel, calls: "Iterable[Call]") -> "Call":
-    """Return the call of the last linear module with an output for each class."""
-    outputs = model.config.num_labels
-    linear = [call for call in calls if isinstance(call.module, nn.Linear)]
-    linear = [call for call in linear if call.output.shape[-1] == outputs]
-    if not linear:
-        raise ModelUnsupportedError(
-            f"no output layer was found in {type(model).__name__}: it has no linear module with "
-            f"{outputs} outputs",
-            remedy="choose a model that AutoModelForSequenceClassification knows",
-        )
-    return max(linear, key=lambda call: call.ended)
 
 
 def encoder_layers(model: PreTrainedModel) -> nn.ModuleList:
@@ -275,8 +263,3 @@ def enable_gradient_checkpointing(model: PreTrainedModel, device: Device) -> Non
         model.config.use_cache = False  # Otherwise transformers warns that it can't use both.
     # Otherwise autograd would build a graph for the frozen layers.
     model.disable_input_require_grads()  # type: ignore[no-untyped-call]
-
-
-def has_gradient_checkpointing(model: nn.Module) -> bool:
-    """Return whether ``enable_gradient_checkpointing`` changed a model."""
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())

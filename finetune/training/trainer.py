@@ -19,7 +19,7 @@ from finetune import distributed, events
 from finetune.devices.base import BatchSize, Device, Tensors, move_to_device
 from finetune.evaluation.predict import Predictor
 from finetune.events import clock, emit, stage
-from finetune.model.structure import has_gradient_checkpointing, set_training
+from finetune.model.structure import set_training
 from finetune.tasks.base import Labels, Task
 from finetune.tasks.scores import selection_score
 from finetune.tokenization.examples import Batch, Examples, Inputs, longest_first
@@ -431,7 +431,7 @@ class Trainer:
             return self.captured.failure if self.captured else None
         if self.scaler.is_enabled():
             return "gradients are scaled in fp16"
-        if has_gradient_checkpointing(self.model):
+        if any(getattr(each, "gradient_checkpointing", False) for each in self.model.modules()):
             return "gradient checkpointing repeats random numbers"
         return None
 
