@@ -1,7 +1,6 @@
 """Known faults of devices, planted where PyTorch dispatches operators to a device."""
 
 import math
-import time
 from typing import Any
 
 import torch
@@ -62,14 +61,6 @@ class ZeroRows(_Linear):
 
     def spoil(self, output: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         return torch.cat([output[:-1], torch.zeros_like(output[-1:])])
-
-
-class OtherAtEachCall(_Linear):
-    """Products that differ from call to call by an eighth of their size (pytorch#180776)."""
-
-    def spoil(self, output: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        noise = torch.sin(torch.arange(output.numel()) * time.perf_counter()).reshape(output.shape)
-        return output + output.detach().abs().mean() * noise / 8
 
 
 class RandomInputGradients(_Linear):

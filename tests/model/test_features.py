@@ -9,10 +9,8 @@ from torch import nn
 from transformers import (
     AlbertConfig,
     AutoModelForSequenceClassification,
-    BartConfig,
     ConvBertConfig,
     GPT2Config,
-    LongformerConfig,
     MPNetConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -52,8 +50,8 @@ CASES = [
     *(pytest.param(name, "classifier", marks=pytest.mark.slow) for name in ARCHITECTURES),
     *(pytest.param(name, "head", marks=pytest.mark.slow) for name in OTHERS),
 ]
-# GPT-2 and BART look for the end of a text among its tokens. The features of XLNet and Longformer
-# have another shape, and ConvBERT mixes the features of padding into features of real tokens.
+# GPT-2 looks for the end of a text among its tokens, the features of XLNet have another shape, and
+# ConvBERT mixes the features of padding into features of real tokens.
 CAN_NOT_BE_SPLIT: dict[str, Callable[[], PreTrainedConfig]] = {
     "gpt2": lambda: GPT2Config(
         vocab_size=SIZES["vocab_size"], n_embd=32, n_layer=3, n_head=4, n_positions=64,
@@ -64,12 +62,6 @@ CAN_NOT_BE_SPLIT: dict[str, Callable[[], PreTrainedConfig]] = {
         bos_token_id=2, eos_token_id=3,
     ),
     "convbert": lambda: ConvBertConfig(**SIZES, embedding_size=16),
-    "longformer": lambda: LongformerConfig(**SIZES, attention_window=8),
-    "bart": lambda: BartConfig(
-        vocab_size=SIZES["vocab_size"], d_model=32, encoder_layers=1, decoder_layers=1,
-        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48,
-        decoder_ffn_dim=48, max_position_embeddings=64,
-    ),
 }  # fmt: skip
 
 
@@ -158,11 +150,8 @@ def test_steps_above_the_split_are_those_of_the_whole_model_bit_for_bit(
 
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [
-        ("gpt2", "last-1"), ("gpt2", "head"), ("xlnet", "last-1"), ("convbert", "last-1"),
-        ("longformer", "last-1"), ("bart", "head"),
-    ],
-)  # fmt: skip
+    [("gpt2", "last-1"), ("gpt2", "head"), ("xlnet", "last-1"), ("convbert", "last-1")],
+)
 def test_a_model_whose_upper_part_needs_more_than_features_is_left_whole(
     name: str, mode: str
 ) -> None:

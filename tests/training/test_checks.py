@@ -9,7 +9,6 @@ import torch
 from planted_faults import (
     IgnoredMask,
     NotANumber,
-    OtherAtEachCall,
     RandomInputGradients,
     WrongNormGradients,
     WrongShortAttention,
@@ -63,7 +62,6 @@ def lively(state: Trainer) -> Trainer:
 
 FAULTS: dict[str, tuple[TorchFunctionMode, str]] = {
     "rows of zeros": (ZeroRows(), "logits"),
-    "other products at each call": (OtherAtEachCall(), "logits"),
     "gradients of inputs": (RandomInputGradients(), "gradients"),
     "gradients of norms": (WrongNormGradients(), "gradients (bert.embeddings.LayerNorm.weight)"),
     "ignored mask": (IgnoredMask(), "logits"),
