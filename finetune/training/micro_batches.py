@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,9 +21,6 @@ from finetune.tokenization.examples import Batch, Examples, Inputs, fill_batch
 
 if TYPE_CHECKING:
     from finetune.training.trainer import Trainer
-
-# Indices of examples and their loss weights.
-_Weighted = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -141,15 +138,13 @@ def _move_together(
         by_length[batch.padded_length].append(position)
     moved: dict[int, MicroBatch] = {}
     for padded_length, positions in by_length.items():
-        weighted = [_weigh(examples, batches[position].indices) for position in positions]
-        if device.shapes.pads_batches:
-            weighted = [_fill(*indices_and_weights, batch_size) for indices_and_weights in weighted]
+        multiple = batch_size if device.shapes.pads_batches else 1
+        weighted = [
+            _weigh(examples, batches[position].indices, multiple=multiple) for position in positions
+        ]
         indices, loss_weights = map(np.concatenate, zip(*weighted, strict=True))
-        together = MicroBatch(
-            inputs=_move_inputs(examples, indices, padded_length, device),
-            labels=device.copy(torch.from_numpy(examples.labels[indices])),
-            loss_weights=device.copy(torch.from_numpy(loss_weights)),
-        )
+        inputs = examples.inputs_of(indices, padded_length)
+        together = _move(inputs, examples.labels[indices], loss_weights, device)
         end = 0
         for position, (batch_indices, _) in zip(positions, weighted, strict=True):
             start, end = end, end + len(batch_indices)
@@ -158,34 +153,40 @@ def _move_together(
     return [moved[position] for position in range(len(batches))]
 
 
-def _fill(
-    indices: NDArray[np.int64], loss_weights: NDArray[np.float32], batch_size: int
-) -> _Weighted:
-    """Fill up a smaller last micro-batch with examples of weight zero."""
-    full = math.ceil(len(indices) / batch_size) * batch_size
-    loss_weights = np.pad(loss_weights, (0, full - len(indices)))
-    return fill_batch(indices, batch_size=full), loss_weights
-
-
-def _weigh(examples: Examples, indices: NDArray[np.int64]) -> _Weighted:
+def _weigh(
+    examples: Examples, indices: NDArray[np.int64], *, multiple: int = 1
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the examples of this process in an effective batch, and their loss weights.
 
-    A process without examples, at the end of an epoch, gets an example of weight zero, because it
-    must compute gradients.
+    Examples of weight zero fill them up to a multiple. A process without examples, at the end of an
+    epoch, gets an example of weight zero, because it must compute gradients.
     """
     weights = examples.weights[indices]
     loss_weights = (weights / weights.sum(dtype=np.float64)).astype(np.float32)
     share = distributed.share(len(indices))
     if len(indices[share]) == 0:
-        return indices[:1], np.zeros(1, np.float32)
-    return indices[share], loss_weights[share]
+        indices, loss_weights = indices[:1], np.zeros(1, np.float32)
+    else:
+        indices, loss_weights = indices[share], loss_weights[share]
+    missing = -len(indices) % multiple
+    indices = fill_batch(indices, batch_size=len(indices) + missing)
+    return indices, np.pad(loss_weights, (0, missing))
 
 
-def _move_inputs(
-    examples: Examples, indices: NDArray[np.int64], padded_length: int, device: Device
-) -> Inputs:
-    inputs = examples.inputs_of(indices, padded_length)
-    return {name: device.copy(tensor) for name, tensor in inputs.items()}
+def _move(
+    inputs: Inputs,
+    labels: NDArray[Any],
+    loss_weights: NDArray[np.float32],
+    device: Device,
+    **windows: Any,
+) -> MicroBatch:
+    """Copy examples to a device."""
+    return MicroBatch(
+        {name: device.copy(tensor) for name, tensor in inputs.items()},
+        device.copy(torch.from_numpy(labels)),
+        device.copy(torch.from_numpy(loss_weights)),
+        **windows,
+    )
 
 
 def _cut_windows(
@@ -212,14 +213,10 @@ def _cut_windows(
                 for rows in slice_owners
             ]
         members = np.concatenate(slice_owners) == np.arange(len(indices))[:, None]
-        parts = [(len(rows), batch.padded_length) for rows in slices]
-        yield MicroBatch(
-            _move_inputs(examples, np.concatenate(slices), batch.padded_length, device),
-            device.copy(torch.from_numpy(examples.labels[indices])),
-            device.copy(torch.from_numpy(all_weights[chosen])),
-            parts=parts if count > 1 else (),
-            members=device.copy(torch.from_numpy(members)),
-        )
+        inputs = examples.inputs_of(np.concatenate(slices), batch.padded_length)
+        parts = [(len(rows), batch.padded_length) for rows in slices] if count > 1 else ()
+        windows_of = {"parts": parts, "members": device.copy(torch.from_numpy(members))}
+        yield _move(inputs, examples.labels[indices], all_weights[chosen], device, **windows_of)
 
 
 def backward_by_slices(trainer: "Trainer", batch: MicroBatch) -> torch.Tensor:
