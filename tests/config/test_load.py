@@ -108,24 +108,6 @@ def test_a_wrong_value_is_refused_with_the_name_of_its_option_and_where_it_came_
     assert f"--{option.replace('_', '-')} is {value!r}, but should be " in error.message
 
 
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        ({"freeze_core": True, "train_layers": 2}, "--freeze-core"),
-        ({"freeze_core": True, "gradient_checkpointing": True}, "a frozen encoder"),
-        ({"focal_gamma": 1.0}, "--focal-gamma has no effect without --loss focal"),
-        ({"loss": "focal", "label_smoothing": 0.1}, "--loss focal and --label-smoothing"),
-        ({"contrastive": "on", "head": "classifier"}, "--contrastive on and a frozen encoder"),
-        ({"lora_rank": 8, "merge": False, "pooling": "mean"}, "--no-merge and --pooling mean"),
-        ({"merge": False}, "--no-merge has no effect without --lora-rank"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(
-    flags: dict[str, object], named: str
-) -> None:
-    assert named in error_of(flags=flags).message
-
-
 def test_an_option_in_another_section_is_refused_with_the_right_one(write_yaml: WriteYaml) -> None:
     for error in (
         error_of(write_yaml("data: {seed: 1}")),
@@ -159,13 +141,6 @@ def test_a_file_of_another_form_is_refused(text: str, words: str, write_yaml: Wr
 )
 def test_sizes_are_read_as_people_write_them(text: str, size_bytes: int) -> None:
     assert parse_size(text, source="--memory") == size_bytes
-
-
-@pytest.mark.parametrize("text", [" ", "GiB", "0GiB", "-4GiB", "4,5GiB", "4"])
-def test_what_is_no_size_or_lacks_its_unit_is_refused_with_its_source(text: str) -> None:
-    error = error_of(flags={"memory": text})
-    assert error.message.startswith(f"--memory is {text!r}")
-    assert "4GiB" in error.remedy
 
 
 def test_a_configuration_reads_back_as_it_was_written(tmp_path: Path) -> None:
