@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -159,12 +159,14 @@ def tracked(config: Config, folder: RunFolder) -> Iterator[Tracker]:
             PartialState(cpu=True)
         finally:
             os.environ |= ranks
-    try:
-        # The tracker gets the options of model and training, and no data.
-        kind, path = LOGGER_TYPE_TO_CLASS[name], folder.path.resolve()
-        options = {**asdict(config.model), **asdict(config.training)}
-        options = {option: value for option, value in options.items() if value is not None}
-        run_name = {"run_name" if name == "mlflow" else "name": path.name}
+    # The tracker gets the options of model and training, and no data.
+    kind, path = LOGGER_TYPE_TO_CLASS[name], folder.path.resolve()
+    options = {**asdict(config.model), **asdict(config.training)}
+    options = {option: value for option, value in options.items() if value is not None}
+    run_name = {"run_name" if name == "mlflow" else "name": path.name}
+    with ExitStack() as stack:
+        if is_ours:
+            stack.callback(PartialState._reset_state)
         try:
             has_folder = kind.requires_logging_directory
             tracker = kind(name, path) if has_folder else kind("finetune", **run_name)
@@ -176,13 +178,8 @@ def tracked(config: Config, folder: RunFolder) -> Iterator[Tracker]:
                 remedy=f"see the documentation of {name}, or drop --report-to",
             ) from error
         receiver = Tracker(name, tracker)
-        try:
-            yield receiver
-        finally:
-            receiver.call("finish")
-    finally:
-        if is_ours:
-            PartialState._reset_state()
+        stack.callback(receiver.call, "finish")
+        yield receiver
 
 
 def _reason_of(error: Exception) -> str:

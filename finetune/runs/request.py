@@ -1,4 +1,4 @@
-"""What a call of ``finetune.run`` does: which runs it starts or resumes, where, with which options.
+"""The runs that a call of ``finetune.run`` starts or resumes, with their folder and options.
 
 This module does not import PyTorch, so that wrong options are reported at once.
 """
