@@ -13,10 +13,11 @@ import signal
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+Outcomes = Counter[str]
 ROWS = 40
 OPTIONS: dict[str, Any] = {
     "device": "cpu",
@@ -85,50 +86,37 @@ def result_of(run: Path) -> list[Any]:
     return [weights, journal_of(run), names]
 
 
-@dataclass(frozen=True)
-class Chaos:
-    """Which runs are killed, and how they should end."""
-
-    model: Path
-    folder: Path
-    seconds: float
-    expected: list[Any]
-
-    @classmethod
-    def after_a_whole_run(cls, model: Path, folder: Path) -> "Chaos":
-        """Measure the processor time and the result of a run that is not killed."""
-        status, seconds = train_in_a_child(folder / "whole", model)
-        assert status == 0
-        return cls(model, folder, seconds, expected=result_of(folder / "whole"))
-
-    def kill(self, seed: str) -> Counter[str]:
-        """Kill a run once or twice, resume it to its end, and record the outcome."""
-        run, chance, found = self.folder / seed, random.Random(seed), Counter({"runs": 1})
-        for _ in range(chance.choice([1, 1, 2])):
-            moment = chance.uniform(0, self.seconds)
-            status, _ = train_in_a_child(run, self.model, killed_after_seconds=moment)
-            found["killed"] += status == signal.SIGPROF
-        status, _ = train_in_a_child(run, self.model)
-        found["same"] += status == 0 and result_of(run) == self.expected
-        shutil.rmtree(run)
-        return found
+def kill(seed: str, *, model: Path, folder: Path, seconds: float, expected: list[Any]) -> Outcomes:
+    """Kill a run once or twice, resume it to its end, and count how it ended."""
+    run, chance, outcomes = folder / seed, random.Random(seed), Outcomes({"runs": 1})
+    for _ in range(chance.choice([1, 1, 2])):
+        moment = chance.uniform(0, seconds)
+        status, _ = train_in_a_child(run, model, killed_after_seconds=moment)
+        outcomes["killed"] += status == signal.SIGPROF
+    status, _ = train_in_a_child(run, model)
+    outcomes["same"] += status == 0 and result_of(run) == expected
+    shutil.rmtree(run)
+    return outcomes
 
 
-def kill_runs(model: Path, folder: Path, *, runs: int, seed: int) -> Counter[str]:
+def kill_runs(model: Path, folder: Path, *, runs: int, seed: int) -> Outcomes:
     """Kill this many runs at random moments, one per core at a time."""
     import torch
 
     torch.set_num_threads(1)
     # Done before the fork, because it is slow the first time.
     train(folder / "warm", model)
-    chaos = Chaos.after_a_whole_run(model, folder)
+    status, seconds = train_in_a_child(folder / "whole", model)
+    assert status == 0
+    expected = result_of(folder / "whole")
+    act = partial(kill, model=model, folder=folder, seconds=seconds, expected=expected)
     seeds = [f"{seed}-{number}" for number in range(runs)]
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(min(runs, os.cpu_count() or 1), mp_context=fork) as workers:
-        return sum(workers.map(chaos.kill, seeds), Counter())
+        return sum(workers.map(act, seeds), Outcomes())
 
 
 if __name__ == "__main__":
     model, folder, runs, seed = sys.argv[1:]
-    found = kill_runs(Path(model), Path(folder), runs=int(runs), seed=int(seed))
-    sys.stdout.write(json.dumps(found))
+    outcomes = kill_runs(Path(model), Path(folder), runs=int(runs), seed=int(seed))
+    sys.stdout.write(json.dumps(outcomes))
