@@ -53,36 +53,28 @@ def command(
     """
     require_packages()
     with display.progress():
+        import pyarrow
+
+        from finetune.runs.guess import suggest_encoder
         from finetune.web.journal import LabelJournal
         from finetune.web.labeling import LabelingSession, check_name, make_label_app
-        from finetune.web.server import bind, local_hosts, render, run_server
+        from finetune.web.server import bind, local_hosts, run_server
         from finetune.web.source import TextEncoder, read_label_source
 
         loaded = flags.load(data=str(file), **options)
         file, config = file.expanduser(), loaded.config
         source = read_label_source(file, config.data, is_multi_label=multi_label)
         if "model" not in loaded.sources:
-            config = replace(config, model=replace(config.model, model=source.suggested_model))
-            emit(Info(f"guessed: --model {source.suggested_model}"))
+            model = suggest_encoder(pyarrow.chunked_array([source.texts[0]]))
+            config = replace(config, model=replace(config.model, model=model))
+            emit(Info(f"guessed: --model {model}"))
     for name in filter(str.strip, (classes or "").split(",")):
         source.labels.add_classes([check_name(name)])
-    journal = LabelJournal(
-        file,
-        source.texts,
-        digest=source.digest,
-        is_multi_label=source.is_multi_label,
-        initial=source.labels,
-    )
-    session = LabelingSession(source.texts, journal, TextEncoder(config), is_blank=source.is_blank)
+    journal = LabelJournal(file, source)
+    session = LabelingSession(journal, TextEncoder(config))
     token, listener = secrets.token_urlsafe(16), bind("127.0.0.1", port)
     port = listener.getsockname()[1]
-    page = render(
-        "label.html.j2",
-        name=file.name,
-        count=len(source.texts[0]),
-        multi_label=source.is_multi_label,
-    )
-    app = make_label_app(session, page=page, hosts=local_hosts(port), token=token)
+    app = make_label_app(session, name=file.name, hosts=local_hosts(port), token=token)
     address = f"http://127.0.0.1:{port}/?token={token}"
     if display.as_json:
         show_json({"address": address, "file": str(journal.table_path)})

@@ -63,23 +63,15 @@ def command(
     limit_kernel_cache()
     with display.progress():
         from finetune.web.serve_app import ServedModel, make_serve_app
-        from finetune.web.server import bind, local_hosts, render, run_server
+        from finetune.web.server import bind, local_hosts, run_server
 
         folder = open_run_folder(run)
         listener = bind(host, port)
         model = ServedModel(folder, device=device)
     port = listener.getsockname()[1]
     address = f"http://{allowed_hosts[0] if allowed_hosts else '127.0.0.1'}:{port}"
-    page = render(
-        "serve.html.j2",
-        name=folder.path.name,
-        classes=model.info["classes"],
-        reads_pairs=model.reads_pairs,
-        address=address,
-        needs_token=bool(token),
-    )
     hosts = [*local_hosts(port), *allowed_hosts, *(f"{name}:{port}" for name in allowed_hosts)]
-    app = make_serve_app(model, page=page, hosts=hosts, token=token)
+    app = make_serve_app(model, address=address, hosts=hosts, token=token)
     if display.as_json:
         show_json({"address": address, "run": str(folder.path)})
     else:

@@ -17,6 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from finetune.errors import DataError, UsageError
 from finetune.files import write_text_atomically
 
@@ -77,28 +80,35 @@ class Labels:
         return {name: counts[name] for name in self.classes}
 
 
+@dataclass
+class LabelSource:
+    """The rows of a file: a column of texts, or two of sentence pairs, and the labels in the file.
+
+    ``digest`` identifies the texts.
+    """
+
+    texts: Sequence[Sequence[str]]
+    labels: Labels
+    is_multi_label: bool
+    digest: str
+
+    @property
+    def is_blank(self) -> NDArray[np.bool_]:
+        """Whether a text of each row is missing: [rows]."""
+        return np.array([not all(map(str.strip, row)) for row in zip(*self.texts, strict=True)])
+
+
 class LabelJournal:
     """The files next to a table of texts: the journal, and the labeled rows as a table.
 
-    Args:
-        path: The table of texts: ``texts.csv`` leads to ``texts.labels.jsonl`` and ``.csv``.
-        texts: A column of texts, or two of sentence pairs.
-        digest: What identifies the texts. A journal of other texts is rejected.
+    ``texts.csv`` leads to ``texts.labels.jsonl`` and ``texts.labels.csv``.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        texts: Sequence[Sequence[str]],
-        *,
-        digest: str,
-        is_multi_label: bool,
-        initial: Labels,
-    ) -> None:
+    def __init__(self, path: Path, source: LabelSource) -> None:
         stem = path.name.partition(".")[0] or path.name
         self.path = path.with_name(f"{stem}.labels.jsonl")
         self.table_path = path.with_name(f"{stem}.labels.csv")
-        self._texts, self.is_multi_label, self._initial = texts, is_multi_label, initial
+        self.source, self.labels = source, deepcopy(source.labels)
         if path.resolve() == self.table_path.resolve():
             raise UsageError(f"{path} has labels already", remedy="label the file it was made from")
         if self.table_path.exists():
@@ -114,11 +124,13 @@ class LabelJournal:
                 f"{path} is being labeled by another finetune label",
                 remedy="use the page that it opened, or stop it first",
             ) from error
-        self.actions = self._read(
-            {"format": _FORMAT, "texts": digest, "multi_label": is_multi_label}
+        self.actions: list[Action] = []  # without those that were undone
+        actions = self._read(
+            {"format": _FORMAT, "texts": source.digest, "multi_label": source.is_multi_label}
         )
-        self.labels = self._replay()
-        if self.actions:
+        for action in actions:
+            self._apply(action)
+        if actions:
             self.write_table()
 
     def _read(self, header: dict[str, Any]) -> list[Action]:
@@ -142,33 +154,22 @@ class LabelJournal:
                 )
         raise _foreign(self.path)
 
-    def _replay(self) -> Labels:
-        labels = deepcopy(self._initial)
-        for action in self.effective:
-            labels.apply(action)
-        return labels
-
-    @property
-    def effective(self) -> list[Action]:
-        """The actions that were not undone."""
-        kept: list[Action] = []
-        for action in self.actions:
-            if action.kind == "undo":
-                del kept[-1:]
-            else:
-                kept.append(action)
-        return kept
+    def _apply(self, action: Action) -> None:
+        if action.kind != "undo":
+            self.actions.append(action)
+            self.labels.apply(action)
+            return
+        del self.actions[-1:]
+        self.labels = deepcopy(self.source.labels)
+        for kept in self.actions:
+            self.labels.apply(kept)
 
     def record(self, action: Action) -> None:
         """Write an action, then change the labels and their table."""
         self._append(
             {name: value for name, value in asdict(action).items() if value not in (None, ())}
         )
-        self.actions.append(action)
-        if action.kind == "undo":
-            self.labels = self._replay()
-        else:
-            self.labels.apply(action)
+        self._apply(action)
         self.write_table()
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -192,12 +193,13 @@ class LabelJournal:
             trained.update(names)
         table = io.StringIO()
         writer = csv.writer(table)
-        names_of_texts = ("text", "text_pair")[: len(self._texts)]
+        columns, is_multi = self.source.texts, self.source.is_multi_label
+        names_of_texts = ("text", "text_pair")[: len(columns)]
         writer.writerow([*names_of_texts, "label", "row", "how", *["split"] * bool(tested)])
         writer.writerows(
             [
-                *(column[row] for column in self._texts),
-                json.dumps(names, ensure_ascii=False) if self.is_multi_label else names[0],
+                *(column[row] for column in columns),
+                json.dumps(names, ensure_ascii=False) if is_multi else names[0],
                 row + 1,
                 how[row],
                 *["test" if row in tested else "train"] * bool(tested),

@@ -7,6 +7,8 @@ random texts measure how often the head agrees with the person.
 import shlex
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,9 +33,8 @@ from finetune.training.linear_head import (
     names_fit,
     normalize,
 )
-from finetune.web.journal import Action, How, LabelJournal
-from finetune.web.selection import Scores, Selection, find_contradictions
-from finetune.web.server import StrictBody, make_app, route
+from finetune.web.journal import Action, How, LabelJournal, Labels
+from finetune.web.server import StrictBody, make_app, render, route
 
 Features = NDArray[np.float32]
 LabeledRows = Mapping[int, Sequence[str]]
@@ -43,9 +44,15 @@ ReadFeatures = Callable[[Sequence[Sequence[str]]], Features]
 # Points of the curve of agreement, the least number of random texts that it needs, and after how
 # many labels it is measured again.
 CURVE_POINTS, MIN_RANDOM_TEXTS, CURVE_EVERY = 8, 10, 10
-MAX_LISTED, MAX_NAME_CHARACTERS = 200, 200
+MAX_LISTED, MAX_CONTRADICTIONS, MAX_NAME_CHARACTERS = 200, 50, 200
 # A rough fit is enough to rank texts.
 MAX_GRADIENT = 1e-3
+SPREAD_TEXTS = 20
+# The ways of choosing after that, again and again.
+TURNS: tuple[How, ...] = ("uncertain", "rare", "uncertain", "random")
+RANDOM_FRACTION, MAX_RANDOM_TEXTS = 0.25, 1_000
+# The text shown is, among this many least certain ones, the least similar to labeled texts.
+UNCERTAIN_TEXTS = 5
 
 
 class LabelBody(StrictBody):
@@ -62,26 +69,103 @@ class ClassBody(StrictBody):
     new_name: str | None = None
 
 
-class LabelingSession:
-    """What the endpoints do.
+@dataclass(frozen=True)
+class Scores:
+    """Predictions of the head for all texts: probabilities are float32 [texts, classes]."""
 
-    ``texts`` is a column of texts, or two columns of sentence pairs. Endpoints count rows from 1,
-    all else from 0.
+    classes: tuple[str, ...]
+    probabilities: NDArray[np.float32]
+    is_multi_label: bool
+
+    @cached_property
+    def margins(self) -> NDArray[np.float32]:
+        """How far each text is from being undecided: [texts]."""
+        if self.is_multi_label:
+            return np.asarray(np.abs(self.probabilities - 0.5).min(axis=1))
+        best = np.partition(self.probabilities, -2, axis=1)[:, -2:]
+        return np.asarray(best[:, 1] - best[:, 0])
+
+    def predict(self, row: int) -> tuple[tuple[str, ...], float]:
+        """Return the predicted classes of a text, and how probable they are."""
+        row_probabilities = self.probabilities[row]
+        if not self.is_multi_label:
+            best = int(row_probabilities.argmax())
+            return (self.classes[best],), float(row_probabilities[best])
+        is_likely = row_probabilities > 0.5
+        certain = np.where(is_likely, row_probabilities, 1 - row_probabilities)
+        return tuple(np.array(self.classes)[is_likely].tolist()), float(certain.min())
+
+
+class Selection:
+    """Chooses which text is labeled next.
+
+    First come texts that are spread out over the features (k-means++), then in turn the two texts
+    that the head is least certain of, the most likely text of the class with the fewest labels, and
+    a text drawn at random. The random texts are drawn once, and no other way of choosing shows
+    them. So they stay a fair sample, and only they measure how good the model is.
+
+    ``features`` are unit vectors, float32 [texts, hidden], once there are any.
     """
 
-    def __init__(
-        self,
-        texts: Sequence[Sequence[str]],
-        journal: LabelJournal,
-        read_features: ReadFeatures,
-        *,
-        is_blank: NDArray[np.bool_] | None = None,
-    ) -> None:
-        self.texts, self.journal, self._read_features = texts, journal, read_features
-        self.count = len(texts[0])
-        is_done = np.zeros(self.count, bool) if is_blank is None else is_blank.copy()
-        self._filled = self.count - int(is_done.sum())
-        is_done[[row for row, how in journal.labels.how.items() if how == "file"]] = True
+    def __init__(self, is_done: NDArray[np.bool_]) -> None:
+        self._random = np.random.default_rng(0)
+        order = self._random.permutation(len(is_done))
+        order = order[~is_done[order]]
+        drawn = min(int(np.ceil(len(order) * RANDOM_FRACTION)), MAX_RANDOM_TEXTS)
+        self.random_rows, self._other_rows = order[:drawn], order[drawn:]
+        self._spread_rows: NDArray[np.int64] = order[:0]
+        self._features: Features | None = None
+
+    def set_features(self, features: NDArray[np.float32]) -> None:
+        """Use features from now on, first to draw rows as k-means++ draws its centers."""
+        self._features, rows = features, self._other_rows
+        distances, chosen = np.ones(len(rows)), list[int]()
+        while len(chosen) < SPREAD_TEXTS and (total := distances.sum()):
+            chosen.append(int(self._random.choice(len(rows), p=distances / total)))
+            similarities = features[rows] @ features[rows[chosen[-1]]]
+            distances = np.minimum(distances, np.maximum(1 - similarities, 0))
+            distances[chosen] = 0
+        self._spread_rows = rows[chosen]
+
+    def next(self, labels: Labels, scores: Scores | None) -> tuple[int, How] | None:
+        """Return a row without a label and how it was chosen; None if every row has been shown."""
+        seen = np.array([*labels.rows, *labels.skipped], np.int64)
+        random_rows, rows, spread_rows = (
+            candidates[~np.isin(candidates, seen)]
+            for candidates in (self.random_rows, self._other_rows, self._spread_rows)
+        )
+        done = sum(how != "file" for how in labels.how.values()) + len(labels.skipped)
+        if len(spread_rows) and (scores is None or done < SPREAD_TEXTS):
+            return int(spread_rows[0]), "spread"
+        how = TURNS[done % len(TURNS)]
+        if len(random_rows) and (how == "random" or not len(rows)):
+            return int(random_rows[0]), "random"
+        if not len(rows):
+            return None
+        if scores is None or self._features is None:
+            return int(rows[0]), "spread"
+        if how == "rare":
+            counts = labels.counts()
+            rarest = min(scores.classes, key=lambda name: counts.get(name, 0))
+            probabilities = scores.probabilities[rows, scores.classes.index(rarest)]
+            return int(rows[probabilities.argmax()]), "rare"
+        uncertain = rows[np.argsort(scores.margins[rows], kind="stable")[:UNCERTAIN_TEXTS]]
+        if labels.rows:
+            labeled = self._features[np.array([*labels.rows])]
+            similarities = self._features[uncertain] @ labeled.T
+            uncertain = uncertain[[similarities.max(axis=1).argmin()]]
+        return int(uncertain[0]), "uncertain"
+
+
+class LabelingSession:
+    """What the endpoints do. They count rows from 1, all else from 0."""
+
+    def __init__(self, journal: LabelJournal, read_features: ReadFeatures) -> None:
+        self.journal, self._read_features = journal, read_features
+        self.texts, self._is_multi = journal.source.texts, journal.source.is_multi_label
+        is_done = journal.source.is_blank
+        self._filled = int((~is_done).sum())
+        is_done[[*journal.source.labels.rows]] = True
         self._selection = Selection(is_done)
         self._random_rows = {*self._selection.random_rows.tolist()}
         self._lock = threading.RLock()
@@ -122,9 +206,9 @@ class LabelingSession:
 
     def label(self, body: LabelBody) -> dict[str, Any]:
         """Give a row its classes, or skip it; return the status."""
-        row = body.row - 1
-        if not 0 <= row < self.count:
-            raise HTTPException(404, f"there is no row {body.row}: the rows are 1 to {self.count}")
+        row, count = body.row - 1, len(self.texts[0])
+        if not 0 <= row < count:
+            raise HTTPException(404, f"there is no row {body.row}: the rows are 1 to {count}")
         with self._lock:
             how: How = self.journal.labels.how.get(row, "chosen")
             if row in self._random_rows:
@@ -135,17 +219,16 @@ class LabelingSession:
                 return self._record(Action("skip", row, how=how))
             labels = [body.label] if isinstance(body.label, str) else body.label
             names = tuple(dict.fromkeys(map(check_name, labels)))
-            if not self.journal.is_multi_label and len(names) != 1:
+            if not self._is_multi and len(names) != 1:
                 raise HTTPException(422, "this data has one class per text: send one label")
             return self._record(Action("label", row, names, how))
 
     def undo(self, body: StrictBody) -> dict[str, Any]:
         """Take back the last action; return the status, and the row, which is shown again."""
         with self._lock:
-            actions = self.journal.effective
-            if not actions:
+            if not self.journal.actions:
                 raise HTTPException(409, "there is nothing to undo")
-            last = actions[-1]
+            last = self.journal.actions[-1]
             status = self._record(Action("undo"))
             if last.row is None:
                 return {"row": None, **status}
@@ -170,7 +253,7 @@ class LabelingSession:
 
     def _label_of(self, names: Sequence[str]) -> str | list[str]:
         """Return classes as the endpoints return them: a name, or a list of names."""
-        return [*names] if self.journal.is_multi_label else names[0]
+        return [*names] if self._is_multi else names[0]
 
     def _text_of(self, row: int) -> dict[str, Any]:
         texts = zip(("text", "text_pair"), self.texts, strict=False)
@@ -185,8 +268,8 @@ class LabelingSession:
                 "labeled": len(labels.rows),
                 "skipped": len(labels.skipped),
                 "classes": labels.counts(),
-                "multi_label": self.journal.is_multi_label,
-                "undoable": len(self.journal.effective),
+                "multi_label": self._is_multi,
+                "undoable": len(self.journal.actions),
                 "features": 1.0 if self._features is not None else round(self._progress, 3),
                 "error": self._error,
                 "agreement": self._agreement,
@@ -204,14 +287,24 @@ class LabelingSession:
         """Return labels that the head contradicts, the most doubtful first."""
         with self._lock:
             labels, scores = self.journal.labels, self._scores
+            if scores is None:
+                return []
+            known = {
+                row: names for row, names in labels.rows.items() if {*names} <= {*scores.classes}
+            }
+            is_label = mark_labels(known.values(), scores.classes)
+            probabilities = scores.probabilities[[*known]]
+            doubts = np.where(is_label, 1 - probabilities, probabilities).max(axis=1, initial=0)
+            doubtful = np.array([*known])[np.argsort(-doubts, kind="stable")][:MAX_CONTRADICTIONS]
+            predicted = {row: scores.predict(row)[0] for row in doubtful.tolist()}
             return [
                 {
                     **self._text_of(row),
-                    "label": self._label_of(labels.rows[row]),
-                    "predicted": self._label_of(names) if names else [],
-                    "doubt": round(doubt, 4),
+                    "label": self._label_of(known[row]),
+                    "predicted": self._label_of(names),
                 }
-                for row, names, doubt in (find_contradictions(labels, scores) if scores else [])
+                for row, names in predicted.items()
+                if {*names} != {*known[row]}
             ]
 
     def search(self, class_name: str | None, words: str) -> list[dict[str, Any]]:
@@ -279,12 +372,9 @@ class LabelingSession:
 
     def _fit_head(self, rows: LabeledRows, classes: Sequence[str]) -> Scores | None:
         """Fit a head on labeled rows, and on the names of classes if they help."""
-        is_multi = self.journal.is_multi_label
-        if self._features is None or len(classes) < 2 - is_multi:
+        if self._features is None or len(classes) < 2 - self._is_multi:
             return None
-        is_label = np.array([[name in names for name in classes] for names in rows.values()], bool)
-        is_label = is_label.reshape(len(rows), len(classes))
-        features = self._features[np.array([*rows], np.int64)]
+        is_label, features = mark_labels(rows.values(), classes), self._features[[*rows]]
         names = np.stack([self._name_features[name] for name in classes])
         # Names help if at least half of them are nearest to the mean of their own class. Two
         # classes with labels are needed to tell.
@@ -294,10 +384,10 @@ class LabelingSession:
         by_name = np.flatnonzero(~is_label.any(axis=0) | names_help)
         features = np.concatenate([features, names[by_name]])
         is_label = np.concatenate([is_label, np.eye(len(classes), dtype=bool)[by_name]])
-        task = Multi(classes) if is_multi else Single(classes)
+        task = Multi(classes) if self._is_multi else Single(classes)
         labeled = LabelledFeatures(
             features,
-            is_label.astype(np.float32) if is_multi else is_label.argmax(axis=1),
+            is_label.astype(np.float32) if self._is_multi else is_label.argmax(axis=1),
             np.ones(len(features), np.float32),
             task.losses,
             len(classes),
@@ -310,7 +400,13 @@ class LabelingSession:
         )
         probabilities = task.read_logits(head.logits(self._features)).probabilities
         assert probabilities is not None
-        return Scores(tuple(classes), probabilities, is_multi)
+        return Scores(tuple(classes), probabilities, self._is_multi)
+
+
+def mark_labels(rows: Collection[Sequence[str]], classes: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which of some classes the rows have: [rows, classes]."""
+    marks = [[name in names for name in classes] for names in rows]
+    return np.array(marks, bool).reshape(len(rows), len(classes))
 
 
 def check_name(name: str) -> str:
@@ -333,14 +429,18 @@ def measure_agreement(
 
 
 def make_label_app(
-    session: LabelingSession, *, page: str, hosts: Collection[str], token: str
+    session: LabelingSession, *, name: str, hosts: Collection[str], token: str
 ) -> ASGIApp:
-    """Return the application; ``page`` is the HTML of the page."""
+    """Return the application; ``name`` is the name of the labeled file."""
 
     async def search(request: Request) -> Response:
         query: Any = request.query_params
         return JSONResponse(session.search(query.get("class"), query.get("search", "")))
 
+    source = session.journal.source
+    page = render(
+        "label.html.j2", name=name, count=len(source.texts[0]), multi_label=source.is_multi_label
+    )
     routes = [
         route("/api/next", session.next),
         route("/api/label", session.label, LabelBody),

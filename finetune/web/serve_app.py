@@ -24,7 +24,7 @@ from finetune.runs.manifest import find_lowest_probabilities, package_versions
 from finetune.runs.results import read_results
 from finetune.runs.trained import TrainedModel
 from finetune.tasks.base import Prediction, abstain
-from finetune.web.server import StrictBody, make_app, read_body, route
+from finetune.web.server import StrictBody, make_app, read_body, render, route
 
 Text = tuple[str, str | None]
 """A text, and the second text of a sentence pair."""
@@ -160,10 +160,11 @@ class PredictBody(StrictBody):
 
 
 def make_serve_app(
-    model: ServedModel, *, page: str, hosts: Collection[str], token: str | None = None
+    model: ServedModel, *, address: str, hosts: Collection[str], token: str | None = None
 ) -> ASGIApp:
-    """Return the application; ``page`` is the HTML of the page on which to try texts."""
+    """Return the application; its page shows how programs send texts to ``address``."""
     batcher = Batcher(model.predict, model.thread)
+    page = render("serve.html.j2", address=address, needs_token=bool(token), **model.info)
 
     async def predict(request: Request) -> Response:
         body = await read_body(request, PredictBody)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +17,13 @@ from finetune.data.read import as_texts
 from finetune.data.stream import read_texts
 from finetune.errors import DataNotFoundError
 from finetune.events import Info, emit, muted
-from finetune.runs.guess import suggest_encoder
 from finetune.runs.linear_head import prepare_head, read_frozen_features
 from finetune.runs.prepare import RunInputs, encode_rows
 from finetune.tasks.labels import are_lists
 from finetune.tasks.multi import Multi
 from finetune.tasks.regression import Regression
 from finetune.tasks.single import Single
-from finetune.web.journal import Labels
-
-
-@dataclass(frozen=True)
-class LabelSource:
-    """The rows of a file: a column of texts, or two of text pairs, and the labels in the file."""
-
-    texts: Sequence[Sequence[str]]
-    is_blank: NDArray[np.bool_]
-    labels: Labels
-    is_multi_label: bool
-    digest: str
-    suggested_model: str
+from finetune.web.journal import Labels, LabelSource
 
 
 def read_label_source(path: Path, options: DataConfig, *, is_multi_label: bool) -> LabelSource:
@@ -52,23 +39,16 @@ def read_label_source(path: Path, options: DataConfig, *, is_multi_label: bool) 
     columns = [[text or "" for piece in lists for text in piece.texts]]
     if lists[0].pairs is not None:
         columns.append([text or "" for piece in lists for text in piece.pairs])
-    is_blank = ~np.array([filled for piece in lists for filled in piece.is_filled], bool)
-    if is_blank.all():
-        raise DataNotFoundError(f"{path} has no texts", remedy="write one text per line")
     labels, has_lists = Labels(), False
-    if (source := lists[0].source) is not None:
-        labels, has_lists = _read_labels(source.frame, options, str(path))
+    if (table := lists[0].source) is not None:
+        labels, has_lists = _read_labels(table.frame, options, str(path))
     digest = hashlib.sha256(repr(labels.rows).encode())
     for column in columns:
         update_with_texts(digest, pyarrow.chunked_array([column]))
-    return LabelSource(
-        columns,
-        is_blank,
-        labels,
-        is_multi_label or has_lists,
-        digest.hexdigest(),
-        suggest_encoder(pyarrow.chunked_array([columns[0]])),
-    )
+    source = LabelSource(columns, labels, is_multi_label or has_lists, digest.hexdigest())
+    if source.is_blank.all():
+        raise DataNotFoundError(f"{path} has no texts", remedy="write one text per line")
+    return source
 
 
 def _read_labels(frame: Any, options: DataConfig, path: str) -> tuple[Labels, bool]:

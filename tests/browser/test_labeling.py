@@ -11,9 +11,9 @@ import pytest
 import uvicorn
 
 import finetune
-from finetune.web.journal import LabelJournal, Labels
+from finetune.web.journal import LabelJournal, Labels, LabelSource
 from finetune.web.labeling import LabelingSession, make_label_app
-from finetune.web.server import bind, local_hosts, render
+from finetune.web.server import bind, local_hosts
 
 if TYPE_CHECKING:
     from browser.conftest import Browser
@@ -32,15 +32,12 @@ def no_features(columns: object) -> None:
 def test_texts_are_labeled_by_keyboard(
     width: int, scheme: str, browser: "Browser", tmp_path: Path, tiny_folder: Path
 ) -> None:
-    journal = LabelJournal(
-        tmp_path / "texts.csv", [TEXTS], digest="d", is_multi_label=False, initial=Labels()
-    )
-    session = LabelingSession([TEXTS], journal, no_features)  # type: ignore[arg-type]
+    journal = LabelJournal(tmp_path / "texts.csv", LabelSource([TEXTS], Labels(), False, "d"))
+    session = LabelingSession(journal, no_features)  # type: ignore[arg-type]
     session.start()
     listener = bind("127.0.0.1", 0)
     port, token = listener.getsockname()[1], "secret"
-    page = render("label.html.j2", name="texts.csv", count=len(TEXTS), multi_label=False)
-    app = make_label_app(session, page=page, hosts=local_hosts(port), token=token)
+    app = make_label_app(session, name="texts.csv", hosts=local_hosts(port), token=token)
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -11,7 +11,7 @@ import pytest
 from finetune.config.schema import DataConfig
 from finetune.data.load import load_data
 from finetune.errors import DataError, FinetuneError, UsageError
-from finetune.web.journal import Action, LabelJournal, Labels
+from finetune.web.journal import Action, LabelJournal, Labels, LabelSource
 
 TEXTS = [[f"text {number}" for number in range(12)]]
 
@@ -19,8 +19,7 @@ TEXTS = [[f"text {number}" for number in range(12)]]
 def open_journal(
     path: Path, *, digest: str = "d", multi: bool = False, **labels: Any
 ) -> LabelJournal:
-    initial = Labels(**labels)
-    return LabelJournal(path, TEXTS, digest=digest, is_multi_label=multi, initial=initial)
+    return LabelJournal(path, LabelSource(TEXTS, Labels(**labels), multi, digest))
 
 
 @pytest.fixture

@@ -18,9 +18,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from finetune.config.schema import DataConfig
-from finetune.web.journal import LabelJournal, Labels
+from finetune.web.journal import LabelJournal, Labels, LabelSource
 from finetune.web.labeling import LabelBody, LabelingSession, make_label_app
-from finetune.web.server import render
 from finetune.web.source import read_label_source
 
 TOKEN = "secret"
@@ -39,9 +38,8 @@ def read_features(columns: Sequence[Sequence[str]]) -> Any:
 def make_session(
     folder: Path, *, multi: bool = False, read: Any = read_features
 ) -> LabelingSession:
-    path, initial = folder / "texts.csv", Labels()
-    journal = LabelJournal(path, [TEXTS], digest="d", is_multi_label=multi, initial=initial)
-    return LabelingSession([TEXTS], journal, read)
+    journal = LabelJournal(folder / "texts.csv", LabelSource([TEXTS], Labels(), multi, "d"))
+    return LabelingSession(journal, read)
 
 
 @pytest.fixture
@@ -52,8 +50,7 @@ def session(tmp_path: Path) -> Iterator[LabelingSession]:
 
 
 def client_of(session: LabelingSession, **options: Any) -> TestClient:
-    page = render("label.html.j2", name="<b>.csv", count=90, multi_label=False)
-    app = make_label_app(session, page=page, hosts=["testserver"], token=TOKEN)
+    app = make_label_app(session, name="<b>.csv", hosts=["testserver"], token=TOKEN)
     return TestClient(app, **{"headers": {"Authorization": f"Bearer {TOKEN}"}, **options})
 
 

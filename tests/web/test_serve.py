@@ -25,7 +25,7 @@ import finetune
 from finetune.runs.folder import RunFolder
 from finetune.web import serve_app
 from finetune.web.serve_app import Batcher, ServedModel, make_serve_app
-from finetune.web.server import bind, local_hosts, render
+from finetune.web.server import bind, local_hosts
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +34,7 @@ def model(finished_run: Path) -> ServedModel:
 
 
 def client_of(model: ServedModel, *, token: str | None = None, **options: Any) -> TestClient:
-    page = render(
-        "serve.html.j2", name="<i>", classes=["a"], reads_pairs=False, address="here",
-        needs_token=False,
-    )  # fmt: skip
-    app = make_serve_app(model, page=page, hosts=["testserver"], token=token)
+    app = make_serve_app(model, address="<i>", hosts=["testserver"], token=token)
     return TestClient(app, **options)
 
 
@@ -47,7 +43,7 @@ def address(model: ServedModel) -> Iterator[str]:
     """Serve the model on a real socket."""
     listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    app = make_serve_app(model, page="", hosts=local_hosts(port))
+    app = make_serve_app(model, address="", hosts=local_hosts(port))
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
