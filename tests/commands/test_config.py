@@ -58,9 +58,3 @@ def test_cp_copies_a_preset_to_the_file_that_is_named(command: Command) -> None:
     outcome = command("config", "cp", "offline", "my\x1bown.yaml")
     assert "finetune run 'my\\u001bown.yaml'" in outcome.output
     assert Path("my\x1bown.yaml").read_bytes() == (presets_folder() / "offline.yaml").read_bytes()
-
-
-def test_cp_overwrites_nothing(command: Command) -> None:
-    Path("offline.yaml").write_text("mine")
-    command("config", "cp", "offline").assert_refused(2, "offline.yaml already exists")
-    assert Path("offline.yaml").read_text() == "mine"

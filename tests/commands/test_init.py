@@ -65,11 +65,3 @@ def test_what_the_user_said_of_the_file_is_configured(command: Command, tmp_path
     config = load_config(file="table.yaml").config.data
     assert (config.encoding, config.header) == ("koi8_r", False)
     assert (config.text_column, config.label_column) == ("column1", "column2")
-
-
-def test_init_overwrites_nothing(command: Command, reviews: Path) -> None:
-    Path("reviews.yaml").write_text("mine")
-    outcome = command("init", reviews)
-    outcome.assert_refused(2, "reviews.yaml already exists")
-    assert "reading" not in outcome.errors  # this might take long
-    assert Path("reviews.yaml").read_text() == "mine"
