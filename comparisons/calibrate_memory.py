@@ -28,35 +28,25 @@ SHAPES: dict[str, dict[str, Any]] = {
     "minilm": {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536},
     "bert-base": {},
 }
-PARTS = {"core": ("full", "last-2"), "head": ("head", "classifier")}
-PLANS = {
-    "cpu": [
-        *[
-            f"minilm/full/{padded_length}/fp32/{batch}"
-            for padded_length in (64, 128)
-            for batch in (32, 64)
-        ],
-        "minilm/full/64/bf16/32",
-        *[f"bert-base/full/64/fp32/{batch}" for batch in (8, 16, 32)],
-        *[f"bert-base/full/128/fp32/{batch}" for batch in (8, 16)],
-        *[
-            f"minilm/head/{padded_length}/fp32/{batch}"
-            for padded_length in (64, 128)
-            for batch in (64, 256)
-        ],
-        *[
-            f"bert-base/head/{padded_length}/fp32/{batch}"
-            for padded_length in (64, 128)
-            for batch in (16, 48)
-        ],
-    ]
-}
+PARTS = {"encoder": ("full", "last-2"), "head": ("head", "classifier")}
+PLAN = [
+    f"{model}/{mode}/{tokens}/fp32/{batch}"
+    for model, mode, batches in (
+        ("minilm", "full", (32, 64)),
+        ("bert-base", "full", (8, 16)),
+        ("minilm", "head", (64, 256)),
+        ("bert-base", "head", (16, 48)),
+    )
+    for tokens in (64, 128)
+    for batch in batches
+]
+PLAN += ["minilm/full/64/bf16/32", "bert-base/full/64/fp32/32"]
 
 
 def main() -> None:
-    """Measure each case of a device's plan, or the chosen cases, and fit the calibration."""
+    """Measure each case of the plan for a CPU, or the chosen cases, and fit the calibration."""
     device, *names = sys.argv[1:]
-    lines = [measure_alone(device, name) for name in names or PLANS[device]]
+    lines = [measure_alone(device, name) for name in names or PLAN]
     by_part = {
         part: [line for line in lines if line["mode"] in modes] for part, modes in PARTS.items()
     }

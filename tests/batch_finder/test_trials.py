@@ -123,6 +123,15 @@ def test_a_size_is_too_big_if_metal_only_writes_that_memory_did_not_suffice() ->
     assert "Insufficient Memory" in trial.reason
 
 
+def test_a_child_uses_the_gpu_of_its_rank(
+    runner: TrialRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    runner.budget_bytes()
+    [child] = children()
+    assert psutil.Process(child).environ()["LOCAL_RANK"] == "1"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_child_does_not_outlive_its_parent(number: signal.Signals) -> None:
