@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 # From Ctrl-C, from a job scheduler before it kills, and from a closing terminal.
@@ -29,15 +30,11 @@ def signal_of(interruption: BaseException) -> int:
     return interruption.number if isinstance(interruption, Stopped) else signal.SIGINT
 
 
+@dataclass(eq=False)
 class StopRequest:
     """The number of the signal that arrived, if any."""
 
-    def __init__(self, number: int | None = None) -> None:
-        self.number = number
-
-    def __call__(self) -> bool:
-        """Return whether a signal arrived."""
-        return self.number is not None
+    number: int | None = None
 
 
 @contextmanager
@@ -58,7 +55,7 @@ def stop_on_signal(*, at_once: bool = False, apart_seconds: float = 0.0) -> Iter
             # While torch is imported, an exception may pass through C++, which aborts the process.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        is_first = not request()
+        is_first = request.number is None
         if is_first:
             request.number, first_at = number, time.monotonic()
         if at_once or (not is_first and time.monotonic() - first_at >= apart_seconds):
