@@ -73,33 +73,8 @@ def test_prediction_between_steps_changes_nothing() -> None:
     assert losses[0] == losses[1]
 
 
-def predictor(model: nn.Module, precision: str = "fp32", batch_size: int = 5) -> Predictor:
-    device = CpuDevice()
-    size = BatchSize(batch_size, "batch size", device)
-    return Predictor(model, device, precision, size)
-
-
 def test_logits_that_are_not_finite_are_refused() -> None:
     model = tiny_model()
     torch.nn.init.constant_(model.classifier.bias, torch.inf)
     with pytest.raises(LossNotFiniteError, match="NaN or infinite"):
-        predictor(model).logits(random_examples(ROWS), padded_lengths=[16])
-
-
-def test_prediction_is_repeated_in_smaller_batches_when_memory_runs_out() -> None:
-    model, examples = tiny_model(), random_examples(ROWS)
-    sizes: list[int] = []
-
-    def run_out(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        sizes.append(len(inputs[0]))
-        if len(inputs[0]) > 4:
-            raise MemoryError
-
-    model.classifier.register_forward_pre_hook(run_out)
-    few = predictor(model, batch_size=16)
-    logits = few.logits(examples, padded_lengths=[16])
-    assert few.batch_size.examples == 4
-    assert sizes[:2] == [16, 8]
-    np.testing.assert_allclose(
-        logits, predict(tiny_model(), examples, batch_size=4), rtol=1e-4, atol=1e-5
-    )
+        predict(model, random_examples(ROWS))

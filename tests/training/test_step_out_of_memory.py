@@ -4,20 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import (
-    FewShapesDevice,
-    copied_parameters,
-    cut_all_rows,
-    random_examples,
-    tiny_trainer,
-)
+from tiny_training import copied_parameters, cut_all_rows, random_examples, tiny_trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from finetune.devices.base import BatchSize, Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.cuda import CudaDevice
 from finetune.errors import BatchDoesNotFitError
-from finetune.events import Event, WarningMessage, sent_to
 from finetune.training.optimizers import make_state
 
 ROWS = 13
@@ -72,7 +65,6 @@ class Training:
     device: Device = field(default_factory=CpuDevice)
     batch_size: int = 8
     options: dict[str, Any] = field(default_factory=dict)
-    emitted: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # Steps as small as these show no rounding errors, which Adam would turn into large steps.
@@ -89,8 +81,7 @@ class Training:
                 memory.begin(rows)
             return cut_all_rows(self.state, self.examples, batch_size=rows)
 
-        with sent_to(self.emitted.append):
-            return self.state.step(number, cut).item()
+        return self.state.step(number, cut).item()
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return copied_parameters(self.state.model)
@@ -110,9 +101,8 @@ def operations_before_the_step() -> int:
     counting = ScarceMemory(ROWS, error=ERROR)
     make_state(training.state.optimizer)
     with counting:
-        training.state.compute_gradients(
-            cut_all_rows(training.state, training.examples, batch_size=8)
-        )
+        rows = cut_all_rows(training.state, training.examples, batch_size=8)
+        training.state.compute_gradients(rows)
     return counting.operations
 
 
@@ -139,34 +129,6 @@ def test_memory_may_run_out_anywhere_before_the_step(place: float, is_first_step
     assert_same(training, expected)
     after = training.parameters()
     assert max((after[name] - before[name]).abs().max() for name in before) > 2e-5
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "sizes", "device"),
-    [(13, [6, 3, 1], FewShapesDevice()), (2, [1], CpuDevice())],
-    ids=["few shapes", "any"],
-)
-def test_pieces_are_halved_until_they_fit_and_stay_so(
-    batch_size: int, sizes: list[int], device: Device
-) -> None:
-    expected = Training(batch_size=1, device=device)
-    training = Training(batch_size=batch_size, device=device)
-    scarce = ScarceMemory(1, at=20, error=ERROR)
-
-    with scarce:
-        for number in range(2):
-            training.take(number, scarce)
-            expected.take(number)
-
-    assert training.size.examples == 1
-    assert scarce.failures == len(sizes)
-    assert_same(training, expected)
-    warnings = [event.message for event in training.emitted if isinstance(event, WarningMessage)]
-    steps = zip([batch_size, *sizes], sizes, strict=False)
-    assert warnings == [
-        f"cpu ran out of memory: the batch size is now {after} instead of {before}"
-        for before, after in steps
-    ]
 
 
 def test_repeated_step_draws_the_random_numbers_of_a_first_attempt() -> None:
