@@ -27,7 +27,6 @@ from finetune.errors import (
     UsageError,
     explain,
 )
-from finetune.files import escape_controls, escape_line
 from finetune.training.interruption import StopRequest, signal_of, stop_on_signal
 
 COMMANDS = {
@@ -260,6 +259,8 @@ def _leave(error: FinetuneBaseError, arguments: list[str]) -> NoReturn:
 
 
 def _show(error: FinetuneBaseError, arguments: list[str], *, where: str = "") -> None:
+    from finetune.files import escape_controls, escape_line
+
     with suppress(OSError):  # the terminal may be closed
         if "--debug" in arguments:
             click.echo(escape_controls(traceback.format_exc()), err=True)

@@ -4,7 +4,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
 from finetune.files import escape_line
@@ -151,6 +150,8 @@ class DisplayMixin(ABC):
         return pandas.DataFrame(list(self.records()))
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         title = escape(repr(self).partition("\n")[0])
         return f"<p>{title}</p>{self.to_pandas().to_html(max_rows=20, index=False)}"
 
