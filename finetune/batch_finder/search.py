@@ -306,10 +306,10 @@ def find(
                 runner.run, budget_bytes, limit, first, left_seconds, slows_down
             ).result()
         except BatchDoesNotFitError as error:
-            total_bytes = device.memory.total_bytes()
-            if 2 * budget_bytes > total_bytes or limit_bytes == budget_bytes:
+            total_bytes, free_bytes = device.memory.total_bytes(), device.memory.budget_bytes(None)
+            if 2 * free_bytes > total_bytes or (limit_bytes and limit_bytes < free_bytes):
                 raise
-            others = f"another process uses {gibibytes(total_bytes - budget_bytes)}"
+            others = f"another process uses {gibibytes(total_bytes - free_bytes)}"
             raise BatchDoesNotFitError(
                 f"{error.message}: {others}", remedy="close it, and run the command again"
             ) from None

@@ -101,17 +101,24 @@ def test_an_earlier_result_is_confirmed_by_one_trial_if_it_fits_and_memory_is_th
 
 
 @pytest.mark.parametrize(
-    ("free_gib", "remedy", "others"), [(6, "close it", "18.0 GiB"), (20, "lower", "batch")]
+    ("free_gib", "memory", "remedy", "others"),
+    [
+        (6, None, "close it", "18.0 GiB"),
+        (20, None, "lower", "batch"),
+        (6, "2GiB", "lower", "batch"),
+    ],
 )
 def test_the_error_that_nothing_fits_reports_the_memory_of_other_processes(
-    free_gib: int, remedy: str, others: str, runner: SimulatedRunner
+    free_gib: int, memory: str | None, remedy: str, others: str, runner: SimulatedRunner
 ) -> None:
-    runner.machine = SimulatedMachine(capacity_share=0.0, budget_bytes=free_gib * GIB)
+    runner.machine = SimulatedMachine(capacity_share=0.0)
     device = CpuDevice()
     device.memory.total_bytes = lambda: 24 * GIB
+    device.memory.budget_bytes = lambda _: free_gib * GIB
     with pytest.raises(BatchDoesNotFitError, match=others) as caught:
-        find_in(None, device=device)
+        find_in(None, device=device, options=SearchConfig(memory=memory))
     assert caught.value.remedy.startswith(remedy)
+    assert ("another process" in caught.value.message) == (remedy == "close it")
 
 
 @pytest.mark.parametrize("first", [None, 80])
