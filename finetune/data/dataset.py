@@ -336,7 +336,7 @@ def _with_missing_splits(
         counts = f"{len(splits['test'])} of {rows_of_table} rows"
         emit(Info(f"no test file: {held_out}, {counts}"))
     if "validation" not in splits and options.validation_fraction is None:
-        few = f"the table, with {rows_of_table} rows, or its classes have too few rows"
+        few = f"a tenth of {rows_of_table} rows or of a class is too few to choose a model"
         hint = f"--validation-fraction {DEFAULT_FRACTION} holds out a tenth"
         emit(Info(f"no validation split: {few}; {hint}"))
     return splits | {"train": train}

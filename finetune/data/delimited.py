@@ -106,8 +106,8 @@ class Delimited:
             place = f"line {self.lines_above + line_before + 1} of {self.text.path}"
             raise DataUnreadableError(
                 f"{place} has {error}: {line[:60]!r}",
-                remedy='put quotes around values with a delimiter, quotes or a line end: "a ""b"", '
-                f'c"; {ADD_LABELS}',
+                remedy='put quotes around values with a delimiter, quotes or a line end: "a ""b""'
+                ', c"' + (f"; {ADD_LABELS}" if count == 1 else ""),
             ) from error
         if not count:
             remedy = "write a header row, such as text,label, and rows"
