@@ -15,7 +15,6 @@ from finetune.batch_finder.results import Case, Result, architecture_of
 from finetune.batch_finder.search import find
 from finetune.config.schema import (
     OPTIONS,
-    AutoTunedOption,
     Config,
     change_options,
     default_learning_rate,
@@ -23,7 +22,6 @@ from finetune.config.schema import (
 )
 from finetune.data.load import KNOWN_BY_NAME
 from finetune.devices.base import BatchSize
-from finetune.devices.host import gibibytes
 from finetune.errors import BatchDoesNotFitError
 from finetune.events import Info, clock, emit, stage
 from finetune.model.source import MINILM
@@ -208,27 +206,12 @@ def _search_batch_sizes(inputs: RunInputs, plan: Plan) -> Plan:
     """
     config, device, text_model = inputs.config, inputs.device, inputs.text_model
     options = config.training
-    choices: list[AutoTunedOption] = []
     cache = cache_folder(config.cache, "batches")
     rows_per_step = _rows_per_step(inputs, plan)
 
     def search(case: Case, largest: int = rows_per_step) -> Result:
         with distributed.alone():
-            result = find(case, device, config.search, limit=largest, first=largest, cache=cache)
-        subject = "evaluation batch size" if case.part == "features" else "batch size"
-        subject += ", with gradient checkpointing" * case.gradient_checkpointing
-        speeds = {
-            str(trial.batch_size): trial.examples_per_second
-            for trial in result.trials
-            if trial.examples_per_second
-        }
-        note = ""
-        if result.first_failed is not None:
-            budget = gibibytes(result.budget_bytes or 0)
-            note = f"a batch of {result.first_failed} does not fit into {budget}"
-        size = str(result.recommended)
-        choices.append(AutoTunedOption(subject, size, "examples/s", speeds, note))
-        return result
+            return find(case, device, config.search, limit=largest, first=largest, cache=cache)
 
     with stage("batch size"):
         emit(Info("searching for the batch size"))
@@ -262,11 +245,7 @@ def _search_batch_sizes(inputs: RunInputs, plan: Plan) -> Plan:
         checkpointing = any(sizes[2] for sizes in all_sizes)
         emit(Info(f"batch size: {training} in training, {evaluation} in evaluation"))
     return replace(
-        plan,
-        batch_size=training,
-        eval_batch_size=evaluation,
-        gradient_checkpointing=checkpointing,
-        choices=[*plan.choices, *choices],
+        plan, batch_size=training, eval_batch_size=evaluation, gradient_checkpointing=checkpointing
     )
 
 
