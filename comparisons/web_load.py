@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -186,30 +187,41 @@ def predict_one(client: Client, text: str) -> Any:
 
 
 def serve_speed(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare texts per second and latency with ``predict`` and ``model.predict``."""
+    """Compare texts per second and latency with ``predict``, in turn and several times."""
     import finetune
 
     texts = read_texts(options.file)
     model = finetune.load(options.run)
-    model.predict(texts[:100])
-    started = time.perf_counter()
     model.predict(texts)
-    predict_rate = len(texts) / (time.perf_counter() - started)
-    single_ms = median_ms(lambda text: model.predict([text]), texts[:200])
+    predict_rates, serve_rates, client_ms, predict_ms, request_ms = [], [], [], [], []
     with server("serve", options.run, "--port", "0") as (_, address):
-        clients = [Client(address) for _ in range(CLIENTS)]
-        client_ms = median_ms(lambda text: predict_one(clients[0], text), texts[:200])
-        started = time.perf_counter()
-        spread(clients, predict_one, texts)
-        serve_rate = len(texts) / (time.perf_counter() - started)
+        for _ in range(options.repeats):
+            predict_rates.append(rate(lambda: model.predict(texts), texts))
+            predict_ms.append(median_ms(lambda text: model.predict([text]), texts[:100]))
+            # The server closes connections that are idle for 5 seconds.
+            clients = [Client(address) for _ in range(CLIENTS)]
+            ask = partial(predict_one, clients[0])
+            request_ms.append(median_ms(ask, texts[:100]))
+            started = time.process_time()
+            serve_rates.append(rate(partial(spread, clients, predict_one, texts), texts))
+            client_ms.append(1e3 * (time.process_time() - started) / len(texts))
+    median = statistics.median
     return {
-        "predict_texts_per_second": predict_rate,
-        "serve_texts_per_second": serve_rate,
-        "ratio": serve_rate / predict_rate,
-        "model_predict_ms": single_ms,
-        "one_client_ms": client_ms,
-        "latency_ratio": client_ms / single_ms,
+        "predict_texts_per_second": predict_rates,
+        "serve_texts_per_second": serve_rates,
+        "ratio_of_medians": median(serve_rates) / median(predict_rates),
+        "client_cpu_ms_per_request": median(client_ms),
+        "model_predict_ms": predict_ms,
+        "one_client_ms": request_ms,
+        "latency_ratio_of_medians": median(request_ms) / median(predict_ms),
     }
+
+
+def rate(act: Callable[[], Any], texts: list[str]) -> float:
+    """Return how many texts per second an action classifies."""
+    started = time.perf_counter()
+    act()
+    return len(texts) / (time.perf_counter() - started)
 
 
 def median_ms(act: Callable[[str], Any], texts: list[str]) -> float:
@@ -300,6 +312,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.5, help="seconds between two labels")
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     options.labels = options.labels or (1_000 if options.load == "label-kills" else 100)
     print(json.dumps(loads[options.load](options)))

@@ -34,7 +34,7 @@ from finetune.training.linear_head import (
     normalize,
 )
 from finetune.web.journal import Action, How, LabelJournal, Labels
-from finetune.web.server import StrictBody, make_app, render, route
+from finetune.web.server import StrictBody, make_app, route
 
 Features = NDArray[np.float32]
 LabeledRows = Mapping[int, Sequence[str]]
@@ -438,9 +438,7 @@ def make_label_app(
         return JSONResponse(session.search(query.get("class"), query.get("search", "")))
 
     source = session.journal.source
-    page = render(
-        "label.html.j2", name=name, count=len(source.texts[0]), multi_label=source.is_multi_label
-    )
+    page = {"name": name, "count": len(source.texts[0]), "multi_label": source.is_multi_label}
     routes = [
         route("/api/next", session.next),
         route("/api/label", session.label, LabelBody),
@@ -450,4 +448,4 @@ def make_label_app(
         route("/api/contradictions", session.contradictions),
         Route("/api/texts", search),
     ]
-    return make_app(routes, page=page, script="label.js", hosts=hosts, token=token)
+    return make_app(routes, name="label", page=page, hosts=hosts, token=token)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import lru_cache, partial
@@ -24,7 +24,7 @@ from finetune.runs.manifest import find_lowest_probabilities, package_versions
 from finetune.runs.results import read_results
 from finetune.runs.trained import TrainedModel
 from finetune.tasks.base import Prediction, abstain
-from finetune.web.server import StrictBody, make_app, read_body, render, route
+from finetune.web.server import StrictBody, make_app, read_body, route
 
 Text = tuple[str, str | None]
 """A text, and the second text of a sentence pair."""
@@ -96,7 +96,7 @@ class ServedModel:
             "metrics": {name: value for name, value in results.items() if name.startswith("test_")},
             "versions": package_versions(),
         }
-        self._find_lowest = lru_cache(maxsize=64)(partial(find_lowest_probabilities, folder))
+        self.find_lowest = lru_cache(maxsize=64)(partial(find_lowest_probabilities, folder))
         self._empty, self._batches = model.no_prediction(all_scores=True), 0
 
     def predict(self, texts: Sequence[Text]) -> Sequence[Prediction]:
@@ -110,16 +110,6 @@ class ServedModel:
         if self._batches % BATCHES_PER_TRIM == 0:
             return_freed_memory()
         return [next(predictions) if has_text else self._empty for has_text in is_filled]
-
-    def abstain(
-        self, predictions: Sequence[Prediction], limits: Mapping[str, float]
-    ) -> Sequence[Prediction]:
-        """Withhold labels based on ``min_confidence`` or ``target_precision``."""
-        try:
-            lowest = self._find_lowest(**limits)
-        except UsageError as error:
-            raise HTTPException(422, f"{error.message}: {error.remedy}") from error
-        return predictions if lowest is None else abstain(predictions, lowest)
 
 
 class TextBody(StrictBody):
@@ -164,7 +154,7 @@ def make_serve_app(
 ) -> ASGIApp:
     """Return the application; its page shows how programs send texts to ``address``."""
     batcher = Batcher(model.predict, model.thread)
-    page = render("serve.html.j2", address=address, needs_token=bool(token), **model.info)
+    page = {"address": address, "needs_token": bool(token), **model.info}
 
     async def predict(request: Request) -> Response:
         body = await read_body(request, PredictBody)
@@ -173,8 +163,11 @@ def make_serve_app(
         limits = parameters.model_dump(
             include={"min_confidence", "target_precision"}, exclude_none=True
         )
-        if limits:
-            predictions = model.abstain(predictions, limits)
+        if limits:  # withhold labels
+            try:
+                predictions = abstain(predictions, model.find_lowest(**limits) or {})
+            except UsageError as error:
+                raise HTTPException(422, f"{error.message}: {error.remedy}") from error
         return JSONResponse([_answer(each, top_k=parameters.top_k) for each in predictions])
 
     routes = [
@@ -183,9 +176,7 @@ def make_serve_app(
         route("/health", lambda: {"status": "ok"}),
         route("/info", lambda: model.info),
     ]
-    return make_app(
-        routes, page=page, script="serve.js", hosts=hosts, token=token, open_paths=["/health"]
-    )
+    return make_app(routes, name="serve", page=page, hosts=hosts, token=token)
 
 
 def _answer(prediction: Prediction, *, top_k: int | None) -> list[dict[str, Any]]:

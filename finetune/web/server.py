@@ -9,7 +9,7 @@ import hashlib
 import secrets
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -90,11 +90,6 @@ def run_server(app: ASGIApp, listener: socket.socket) -> None:
     _Server(config).run(sockets=[listener])
 
 
-def render(template: str, **values: Any) -> str:
-    """Return the HTML of a page."""
-    return _TEMPLATES.get_template(template).render(values)
-
-
 class StrictBody(BaseModel):
     """JSON with these fields only."""
 
@@ -133,22 +128,20 @@ def route(path: str, answer: Callable[..., Any], body: type[BaseModel] | None = 
 def make_app(
     routes: Sequence[Route],
     *,
-    page: str,
-    script: str,
+    name: str,
+    page: Mapping[str, Any],
     hosts: Collection[str],
     token: str | None,
-    open_paths: Collection[str] = (),
 ) -> ASGIApp:
     """Return an application with a page, its script and more routes, behind a guard.
 
-    Args:
-        page: The HTML of the page, which sets a cookie with the token.
-        hosts: The accepted values of the header ``Host``, with ports.
-        token: What requests have to carry, as a cookie, a bearer token, or ``?token=``; None if
-            anyone may ask.
-        open_paths: Paths that need no token.
+    ``name`` is the name of the template and of the script, ``page`` are the values on the page.
+    ``hosts`` are the accepted values of the header ``Host``, with ports. Requests have to carry the
+    token, if there is one, as a cookie, which the page sets, as a bearer token, or as ``?token=``.
     """
     web, report = files("finetune.web"), files("finetune.report")
+    html = _TEMPLATES.get_template(f"{name}.html.j2").render(page)
+    script = web.joinpath(f"{name}.js").read_text("utf-8")
     style = report.joinpath("style.css").read_text("utf-8") + web.joinpath("web.css").read_text()
     accepted_hosts = {host.lower() for host in hosts}
     # Browsers share cookies between ports, so each server needs a different name.
@@ -165,9 +158,9 @@ def make_app(
 
     app = Starlette(
         routes=[
-            Route("/", send(page, "text/html")),
+            Route("/", send(html, "text/html")),
             Route("/style.css", send(style, "text/css")),
-            Route(f"/{script}", send(web.joinpath(script).read_text("utf-8"), "text/javascript")),
+            Route(f"/{name}.js", send(script, "text/javascript")),
             *routes,
         ],
         exception_handlers={HTTPException: _explain},
@@ -179,7 +172,7 @@ def make_app(
             return 403, f"this server is not reached as {host!r}"
         if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
             return 403, "pages of other sites can't use this server"
-        if not token or request.url.path in open_paths:
+        if not token or request.url.path == "/health":
             return None
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         sent = [request.cookies.get(cookie, ""), request.query_params.get("token", "")]

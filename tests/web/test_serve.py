@@ -15,6 +15,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+import starlette.requests
 import uvicorn
 from huggingface_hub import InferenceClient
 from starlette.exceptions import HTTPException
@@ -25,7 +26,7 @@ import finetune
 from finetune.runs.folder import RunFolder
 from finetune.web import serve_app
 from finetune.web.serve_app import Batcher, ServedModel, make_serve_app
-from finetune.web.server import bind, local_hosts
+from finetune.web.server import StrictBody, bind, local_hosts, read_body
 
 
 @pytest.fixture(scope="module")
@@ -71,23 +72,6 @@ def test_the_body_of_an_answer_does_not_wait_for_the_client() -> None:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_many_clients_get_their_own_answers(address: str, finished_run: Path) -> None:
-    texts = [f"{text} {'very ' * number}" for number in range(20) for text in TEXTS]
-    expected = finetune.predict(finished_run, texts, device="cpu")
-
-    def ask(text: str) -> Any:
-        body = json.dumps({"inputs": text}).encode()
-        request = Request(address, body, {"Content-Type": "application/json"})
-        with urlopen(request, timeout=60) as response:
-            return json.load(response)
-
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(ask, texts))
-    for [[answer]], prediction in zip(answers, expected, strict=True):
-        assert answer["label"] == prediction.label
-        assert answer["score"] == pytest.approx(prediction.probability, abs=1e-6)
-
-
 JSON = {"content-type": "application/json"}
 
 
@@ -126,16 +110,23 @@ def test_a_request_is_answered_or_rejected_with_a_sentence(
         assert ("error" in response.json()) == (code != 200)
 
 
+def test_a_client_that_leaves_is_no_error_of_the_server() -> None:
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+    with pytest.raises(HTTPException, match="incomplete"):
+        asyncio.run(read_body(starlette.requests.Request(scope, receive), StrictBody))
+
+
 @pytest.mark.parametrize(
     ("path", "headers", "code"),
     [
         ("/health", {}, 200),
         ("/info", {}, 401),
-        ("/info", {"authorization": "Bearer wrong"}, 401),
         ("/info", {"authorization": "Bearer secret"}, 200),
         ("/?token=secret", {}, 200),
         ("/health", {"host": "evil.example"}, 403),
-        ("/health", {"origin": "https://evil.example"}, 403),
     ],
 )
 def test_a_token_and_the_names_of_the_server_are_checked(
@@ -173,21 +164,14 @@ def test_waiting_requests_form_a_batch_and_keep_their_answers(
         for name in "bc":
             requests.append(asyncio.create_task(batcher.submit([(name, None)] * 3)))
         await asyncio.sleep(0)
-        with pytest.raises(HTTPException, match="too many texts are waiting"):
+        with pytest.raises(HTTPException, match="too many texts are waiting") as error:
             await batcher.submit([("d", None)])
+        assert error.value.headers == {"Retry-After": "1"}
         go.set()
         return await asyncio.gather(*requests)
 
     assert asyncio.run(ask_all()) == [["a!"], ["b!"] * 3, ["c!"] * 3]
     assert batches == [1, 6]
-
-
-def test_a_full_queue_says_when_to_come_back(
-    model: ServedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serve_app, "MAX_WAITING_TEXTS", 0)
-    response = client_of(model).post("/", json={"inputs": "a"})
-    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
 
 
 @pytest.mark.parametrize(
