@@ -203,7 +203,7 @@ def check_contradictions(config: Config) -> None:
 
 
 def _is_met(condition: str, config: Config) -> bool:
-    """Return whether a condition such as ``--loss focal``, or ``--freeze-core`` is met."""
+    """Return whether a condition such as ``--loss focal`` or ``--freeze-core`` is met."""
     if condition == FROZEN:
         return not config.model.mode.trains_encoder
     flag, _, word = condition.removeprefix("--").partition(" ")
@@ -263,7 +263,7 @@ def presets_folder() -> Path:
 
 def find_preset(name: str) -> Path:
     """Return the path of a file or, if there is none, of the preset with this name."""
-    path = Path(name)
+    path = Path(name).expanduser()
     if is_there(path) and not path.is_dir():  # a file, or a pipe such as /dev/stdin
         return path
     presets = describe_presets()

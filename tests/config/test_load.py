@@ -197,6 +197,9 @@ def test_a_preset_is_found_by_its_name_from_anywhere(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_preset(name) == presets_folder() / "trec_head.yaml"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.yaml").touch()
+    assert find_preset("~/mine.yaml") == tmp_path / "mine.yaml"
 
 
 def test_a_default_is_a_comment_that_loads_once_its_mark_is_gone() -> None:
