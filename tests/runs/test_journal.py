@@ -1,4 +1,4 @@
-"""Reports to experiment trackers."""
+"""The journal of a run, and reports to experiment trackers."""
 
 import os
 import resource
