@@ -75,7 +75,8 @@ def find_batch(
     if not mac and not any(result.largest for result in batches.results):
         raise BatchDoesNotFitError(
             "not even a batch of one example fits in memory",
-            remedy="lower --max-length, choose a smaller --model, or raise --memory",
+            remedy="follow the warnings, or lower --max-length, choose a smaller --model, or raise "
+            "--memory",
         )
     return batches
 
