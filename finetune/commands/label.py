@@ -56,8 +56,9 @@ def command(
         import pyarrow
 
         from finetune.runs.guess import suggest_encoder
+        from finetune.tasks.labels import name_classes
         from finetune.web.journal import LabelJournal
-        from finetune.web.labeling import LabelingSession, check_name, make_label_app
+        from finetune.web.labeling import LabelingSession, make_label_app
         from finetune.web.server import bind, local_hosts, run_server
         from finetune.web.source import TextEncoder, read_label_source
 
@@ -68,8 +69,7 @@ def command(
             model = suggest_encoder(pyarrow.chunked_array([source.texts[0]]))
             config = replace(config, model=replace(config.model, model=model))
             emit(Info(f"guessed: --model {model}"))
-    for name in filter(str.strip, (classes or "").split(",")):
-        source.labels.add_classes([check_name(name)])
+    source.labels.add_classes(name_classes((classes or "").split(",")).values())
     journal = LabelJournal(file, source)
     session = LabelingSession(journal, TextEncoder(config))
     token, listener = secrets.token_urlsafe(16), bind("127.0.0.1", port)

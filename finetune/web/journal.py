@@ -10,7 +10,7 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
@@ -70,9 +70,9 @@ class Labels:
             self.rows[action.row] = (*action.classes,)
             self.how[action.row] = action.how or self.how.get(action.row, "chosen")
 
-    def add_classes(self, names: Sequence[str]) -> None:
-        """Add the classes that are new."""
-        self.classes += [name for name in names if name not in self.classes]
+    def add_classes(self, names: Iterable[str]) -> None:
+        """Add the classes that are new and not blank."""
+        self.classes = [*dict.fromkeys(filter(None, [*self.classes, *names]))]
 
     def counts(self) -> dict[str, int]:
         """Return the number of labeled rows of each class."""
@@ -111,10 +111,10 @@ class LabelJournal:
         self.source, self.labels = source, deepcopy(source.labels)
         if path.resolve() == self.table_path.resolve():
             raise UsageError(f"{path} has labels already", remedy="label the file it was made from")
-        if self.table_path.exists():
-            is_known = self.path.exists() and self.table_path.read_bytes().startswith(b"text,")
-            if not is_known:
-                raise _foreign(self.table_path)
+        if self.table_path.exists() and not (
+            self.path.exists() and self.table_path.read_bytes().startswith(b"text,")
+        ):
+            raise _foreign(self.table_path)
         self._file = self.path.open("a+b")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
