@@ -36,8 +36,6 @@ __all__ = [
 
 copy_each = torch._foreach_copy_
 current_autograd_node = torch._C._current_autograd_node
-
-
 _Function = Callable[..., Any]
 
 

@@ -68,7 +68,7 @@ class TextModel:
 
     @property
     def pooling(self) -> Literal["cls", "mean"]:
-        """What the head reads: ``mean`` of the tokens, or ``cls``."""
+        """The input of the head: the ``mean`` of the tokens, or ``cls``."""
         is_mean = getattr(self.model.config, "classifier_pooling", None) == "mean"
         return "mean" if is_mean or self.structure.mean_layer else "cls"
 

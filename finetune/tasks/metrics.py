@@ -21,7 +21,7 @@ ProblemType = Literal["regression", "single_label_classification", "multi_label_
 SINGLE: ProblemType = "single_label_classification"
 MULTI: ProblemType = "multi_label_classification"
 NUMBERS: ProblemType = "regression"
-# What a metric reads, with a row for each row of the labels. Predictions are class numbers [rows],
+# A metric reads one of these, with a row for each label. Predictions are class numbers [rows],
 # 0 or 1 for each class [rows, classes], or numbers [rows]; probabilities are [rows, classes].
 Needs = Literal["predictions", "probabilities", "losses"]
 Compute = Callable[[Array, Array, Floats], float]

@@ -23,7 +23,7 @@ from finetune.tokenization.examples import Batch, Examples, plan_epoch
 
 @dataclass(frozen=True)
 class TrainingMethod:
-    """What replaces plain fine-tuning, and why.
+    """The replacement of plain fine-tuning, and its reason.
 
     ``is_contrastive``: the encoder is trained with a contrastive loss. ``fits_head``: a linear head
     is fitted after contrastive training, or on the features of the frozen encoder.

@@ -71,10 +71,8 @@ def trained_tensors(trainer: "Trainer") -> Tensors:
 def load_trained_tensors(trainer: "Trainer", tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy saved parameters back in place; ``StateUnusableError`` if the names differ."""
     parameters = trained_tensors(trainer)
-    shapes, expected = (
-        {name: tensor.shape for name, tensor in named.items()} for named in (tensors, parameters)
-    )
-    if shapes != expected:
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    if shapes != {name: parameter.shape for name, parameter in parameters.items()}:
         raise StateUnusableError("its parameters belong to another model")
     for name, tensor in tensors.items():
         parameters[name].copy_(tensor)

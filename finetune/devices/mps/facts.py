@@ -1,4 +1,4 @@
-"""What is known about Macs and MPS without a Mac: memory, limits, known faults and kernels."""
+"""Facts about Macs that need no Mac: memory, limits of chips, known faults and kernels of MPS."""
 
 import functools
 import re
