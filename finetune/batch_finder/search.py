@@ -9,7 +9,6 @@ steps of mixed lengths took a fifth more memory per example. So the recommended 
 within 0.75 of the size at which memory ends.
 """
 
-import hashlib
 import json
 import math
 import time
@@ -32,6 +31,7 @@ from finetune.distributed import read_launch
 from finetune.errors import BatchDoesNotFitError, FinetuneError, ModelUnsupportedError
 from finetune.events import Info, Trial, WarningMessage, emit
 from finetune.files import WRITTEN_BY, write_cache_json
+from finetune.model.tensor_store import key_of
 
 FIRST_SIZE, TARGET, TOLERANCE, SAFE_SIZE = 4, 0.985, 0.02, 0.75
 # After this many trials only the largest size is confirmed.
@@ -372,5 +372,5 @@ def _limit_bytes(options: SearchConfig, device: Device) -> int | None:
 def _key(case: Case, device: Device, bounds: object) -> str:
     """Return a key of everything that a result depends on, except the budget."""
     versions = [f"{package} {version(package)}" for package in PACKAGES]
-    ingredients = json.dumps([asdict(case), device.description, versions, bounds], sort_keys=True)
-    return hashlib.sha256(ingredients.encode()).hexdigest()
+    ingredients = [asdict(case), device.description, versions, bounds]
+    return key_of([json.dumps(ingredients, sort_keys=True)])

@@ -19,9 +19,6 @@ from finetune.errors import FinetuneError, ModelNotFoundError
 from finetune.hub import ask_hub, endpoint
 from finetune.runs.manifest import PACKAGES
 
-_DISTRIBUTION = "finetune-mps"
-_HUB_TIMEOUT_SECONDS = 3.0
-
 
 def check_machine(*, device: str) -> Iterator[Check]:
     """Yield the checks, first those without PyTorch, last the ``device``."""
@@ -60,36 +57,27 @@ def check_packages() -> Iterator[Check]:
 
     Another package on PyPI, ``finetune``, has the same import name.
     """
-    requirements = map(Requirement, requires(_DISTRIBUTION) or ())
-    # Packages of extras and of other systems are skipped.
-    needed = (
-        requirement
-        for requirement in requirements
-        if not requirement.marker or requirement.marker.evaluate({"extra": ""})
-    )
-    failures = list(filter(None, map(_check_package, needed)))
+    is_fine = True
+    for requirement in map(Requirement, requires("finetune-mps") or ()):
+        # Packages of extras and of other systems are skipped.
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        finding, wanted = f"{requirement.name} is not installed", requirement.specifier
+        with suppress(PackageNotFoundError):
+            installed = version(requirement.name)
+            if wanted.contains(installed, prereleases=True):
+                continue
+            finding = f"{requirement.name} {installed} is outside {wanted}"
+        is_fine = False
+        yield Check("packages", "failure", finding, f"pip install '{requirement.name}{wanted}'")
     with suppress(PackageNotFoundError):
         finding = f"another package is installed as finetune: finetune {version('finetune')}"
         remedy = "pip uninstall finetune, then pip install --force-reinstall --no-deps finetune-mps"
-        failures.append(Check("packages", "failure", finding, remedy))
-    if failures:
-        yield from failures
-    else:
+        is_fine = False
+        yield Check("packages", "failure", finding, remedy)
+    if is_fine:
         installed = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
         yield Check("packages", "ok", installed)
-
-
-def _check_package(requirement: Requirement) -> Check | None:
-    try:
-        installed = version(requirement.name)
-    except PackageNotFoundError:
-        finding = f"{requirement.name} is not installed"
-    else:
-        if requirement.specifier.contains(installed, prereleases=True):
-            return None
-        finding = f"{requirement.name} {installed} is outside {requirement.specifier}"
-    wanted = f"{requirement.name}{requirement.specifier}"
-    return Check("packages", "failure", finding, f"pip install '{wanted}'")
 
 
 def check_memory() -> Check:
@@ -122,7 +110,7 @@ def check_hub() -> Check:
     """Report whether the Hub answers. Without it, only cached files can be used."""
     try:
         with suppress(ModelNotFoundError):  # an answer too
-            ask_hub("model", ModelConfig().model, timeout_seconds=_HUB_TIMEOUT_SECONDS)
+            ask_hub("model", ModelConfig().model, timeout_seconds=3.0)
     except FinetuneError as error:
         return Check("hub", "warning", error.message, error.remedy)
     return Check("hub", "ok", f"{endpoint()} answers")
