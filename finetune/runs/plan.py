@@ -20,11 +20,9 @@ from finetune.config.schema import (
     default_learning_rate,
     mode_defaults,
 )
-from finetune.data.load import KNOWN_BY_NAME
 from finetune.devices.base import BatchSize
 from finetune.errors import BatchDoesNotFitError
 from finetune.events import Info, clock, emit, stage
-from finetune.model.source import MINILM
 from finetune.model.structure import enable_gradient_checkpointing, set_training
 from finetune.model.tensor_store import cache_folder
 from finetune.runs.features import split_text_model, stores_features
@@ -137,16 +135,18 @@ def resolve_config(inputs: RunInputs, plan: Plan) -> Config:
     They have the numbers of the plan, absolute paths, and the commits of data and model.
     """
     config, method = inputs.config, plan.method
-    data, model = config.data.data, config.model.model
-    if data not in KNOWN_BY_NAME:
-        commit = next((source.commit for source in inputs.data.sources if source.commit), None)
-        data = f"{data.partition('@')[0]}@{commit}" if commit else _absolute(data)
-    paths = {name: option.value_in(config) for name, option in OPTIONS.items() if option.is_path}
     names = ["batch_size", "eval_batch_size", "gradient_checkpointing", "precision"]
-    pinned: dict[str, Any] = {
-        name: path if path in (None, *OPTIONS[name].names) else _absolute(path)
-        for name, path in paths.items()
-    }
+    pinned: dict[str, Any] = {}
+    for name, option in OPTIONS.items():
+        source = option.value_in(config)
+        if option.path and source not in (None, *option.names):
+            # Other values than files and folders, such as a Hub ID, stay.
+            path = Path(source).expanduser()
+            pinned[name] = str(path.resolve()) if path.exists() else source
+    data = config.data.data
+    commit = next((source.commit for source in inputs.data.sources if source.commit), None)
+    if commit and data not in OPTIONS["data"].names:
+        pinned["data"] = f"{data.partition('@')[0]}@{commit}"
     if method.takes_steps:
         pinned["learning_rate"] = plan.peak
     if not method.fits_head:
@@ -154,8 +154,6 @@ def resolve_config(inputs: RunInputs, plan: Plan) -> Config:
         pinned["early_stopping_patience"] = plan.patience
     pinned |= {name: getattr(plan, name) for name in names}
     pinned |= {
-        "data": data,
-        "model": model if model == MINILM else _absolute(model),
         "revision": inputs.text_model.source.commit,
         "pooling": inputs.text_model.pooling,
         "lora_alpha": config.model.lora and config.model.lora.alpha,
@@ -165,12 +163,6 @@ def resolve_config(inputs: RunInputs, plan: Plan) -> Config:
         "overwrite": False,
     }
     return change_options(config, pinned)
-
-
-def _absolute(source: str) -> str:
-    """Return the absolute path of a file or folder; other values, such as a Hub ID, unchanged."""
-    path = Path(source).expanduser()
-    return str(path.resolve()) if path.exists() else source
 
 
 def make_batch_sizes(inputs: RunInputs, plan: Plan) -> tuple[BatchSize, BatchSize]:
