@@ -278,13 +278,13 @@ def _report_texts(texts: pyarrow.ChunkedArray, *, path: Path) -> None:
     words = short.filter(pc.is_in(pc.utf8_lower(short), value_set=pyarrow.array(MISSING)))
     others = texts.filter(pc.invert(pc.string_is_ascii(texts))).slice(0, SAMPLE_ROWS)
     garbled = list(filter(_is_garbled, others.to_pylist()))
-    for found, problem, remedy in (
+    for examples, problem, remedy in (
         (words.to_pylist(), "a missing text", "leave these cells empty if the text is missing"),
         (garbled, "UTF-8 that was decoded as another encoding", "export the file again as UTF-8"),
     ):
-        if found:
-            finding = f"{len(found):,} texts of {path} look like {problem}, such as"
-            emit(WarningMessage(f"{finding} {found[0][:60]!r}", remedy=remedy))
+        if examples:
+            finding = f"{len(examples):,} texts of {path} look like {problem}, such as"
+            emit(WarningMessage(f"{finding} {examples[0][:60]!r}", remedy=remedy))
 
 
 def _is_garbled(text: str) -> bool:
@@ -415,7 +415,7 @@ def _name_labels(
     if wrong or len(set(names)) < len(names):
         raise DataError(
             f"the {len(names)} lines of {path} are not the names of the classes in the table, such"
-            f" as {min(wrong or known)!r}",
+            f" as {next(iter(wrong or known), names)!r}",
             remedy="list all classes in the file, one per line, or drop --label-names",
         )
     known = {
