@@ -408,3 +408,8 @@ def test_lists_of_several_labels_are_not_one_row_per_label(tmp_path: Path) -> No
     columns = {"text": [*texts(20), *texts(20)], "label": [*[["a", "b"]] * 20, *[[]] * 20]}
     _, found, _ = load_frame(tmp_path / "t.jsonl", columns)
     assert [*map(len, found["train"])] == [2] * 20 + [0] * 20
+
+
+def test_a_text_that_begins_as_a_total_is_a_row(tmp_path: Path) -> None:
+    columns = {"text": [*texts(39), "Total waste of money"], "label": cycle(0, 1)}
+    assert len(load_frame(tmp_path / "t.csv", columns)[1]["train"]) == ROWS
