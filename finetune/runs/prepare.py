@@ -292,13 +292,13 @@ def load_for_training(
 
 def keep_tables(inputs: RunInputs, folder: RunFolder) -> RunInputs:
     """Return inputs in which the tables in memory are files of the run folder."""
-    options = {name: option.value_in(inputs.config) for name, option in OPTIONS.items()}
-    waiting = {name: Path(path) for name, path in options.items() if is_waiting(path)}
+    values = {name: option.value_in(inputs.config) for name, option in OPTIONS.items()}
+    waiting = {name: Path(path) for name, path in values.items() if is_waiting(path)}
     if not waiting:
         return inputs
     folder.tables = sorted({*waiting.values()})
     kept = {str(path): str(folder.path.resolve() / path.name) for path in folder.tables}
-    config = change_options(inputs.config, {name: kept[options[name]] for name in waiting})
+    config = change_options(inputs.config, {name: kept[values[name]] for name in waiting})
     sources = [
         replace(source, name=kept.get(source.name, source.name)) for source in inputs.data.sources
     ]

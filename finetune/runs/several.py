@@ -16,6 +16,8 @@ from finetune.evaluation.statistics import Interval, bootstrap, mean_interval, m
 from finetune.events import Info, emit, sent_to
 from finetune.files import write_json, write_jsonl, write_text_atomically
 from finetune.runs.folder import RUN_KINDS, RunFolder, SeveralFolder
+from finetune.runs.journal import Journal
+from finetune.runs.manifest import Manifest
 from finetune.runs.request import RunRequest, find_changes
 from finetune.runs.results import SCHEMA_VERSION, RunResults, best_of, read_results
 from finetune.tasks.base import Outputs, Task
@@ -24,7 +26,6 @@ from finetune.tasks.scores import Scores
 from finetune.tasks.tables import RunResultMixin, format_value
 
 if TYPE_CHECKING:
-    from finetune.runs.journal import Journal
     from finetune.runs.prepare import RunInputs
     from finetune.runs.run import WritePages
     from finetune.training.plan import Plan
@@ -191,7 +192,6 @@ def train_several(
 
     Runs that have finished stay as they are. A trial that can't be trained stops no other trial.
     """
-    from finetune.runs.journal import Journal
     from finetune.runs.prepare import keep_tables, prepare, prepare_variant
     from finetune.runs.run import interruption_explained
 
@@ -253,8 +253,6 @@ def train_several(
 
 def _start(folder: SeveralFolder, request: RunRequest, shared: "RunInputs") -> None:
     """Start the folder of several runs, or check that data and model are still the same."""
-    from finetune.runs.manifest import Manifest
-
     if request.trials and "validation" not in shared.examples:
         raise DataError(
             "a sweep compares trials on validation rows, but there are none",
@@ -272,7 +270,7 @@ def _start(folder: SeveralFolder, request: RunRequest, shared: "RunInputs") -> N
 def _train(
     inputs: "RunInputs",
     folder: RunFolder,
-    journal: "Journal",
+    journal: Journal,
     measured: "Plan | None",
     write_pages: "WritePages | None",
 ) -> "Plan":
@@ -309,8 +307,6 @@ def _complete(
 
 def _read_failures(folder: SeveralFolder, request: RunRequest) -> dict[int, str]:
     """Return the failures of a started sweep by trial; raise if trials or options differ."""
-    from finetune.runs.manifest import Manifest
-
     trials = folder.read(folder.table_file, lambda content: [*content["trials"].values()])
     sections = ("data", "model", "training")
     names = [name for name, option in OPTIONS.items() if option.section in sections]
