@@ -41,18 +41,14 @@ class Browser:
 
     chromium: Any
 
-    def visit(self, file: Path, *, width: int = 1280, scheme: str = "light") -> Visit:
-        """Open a file in a new window of this width."""
-        return self.open(file.as_uri(), width=width, scheme=scheme)
-
-    def open(self, address: str, *, width: int, scheme: str) -> Visit:
-        """Open an address in a new window."""
+    def visit(self, address: Path | str, *, width: int = 1280, scheme: str = "light") -> Visit:
+        """Open a file or an address in a new window of this width."""
         size = {"width": width, "height": 800}
         visit = Visit(self.chromium.new_page(viewport=size, color_scheme=scheme))
         visit.page.on("console", lambda message: visit.messages.append(message.text))
         visit.page.on("pageerror", lambda error: visit.messages.append(str(error)))
         visit.page.on("request", lambda request: visit.requests.append(request.url))
-        visit.page.goto(address)
+        visit.page.goto(address if isinstance(address, str) else address.as_uri())
         return visit
 
 

@@ -42,7 +42,7 @@ def test_texts_are_labeled_by_keyboard(
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     base = f"http://127.0.0.1:{port}"
-    visit = browser.open(f"{base}/?token={token}", width=width, scheme=scheme)
+    visit = browser.visit(f"{base}/?token={token}", width=width, scheme=scheme)
     shown = visit.page.locator("#text .text")
 
     def press(key: str, *, labeled: int) -> None:
