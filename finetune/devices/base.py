@@ -2,24 +2,20 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import psutil
 import torch
 from torch import distributed, nn
 
 from finetune import events
+from finetune.devices.captured import CapturedFunction, Function
 from finetune.errors import BatchDoesNotFitError
 from finetune.events import emit
 
-if TYPE_CHECKING:
-    from finetune.devices.cuda import CapturedFunction
-
-Tensors = Mapping[str, torch.Tensor]
-Function = Callable[[Sequence[Tensors]], torch.Tensor]
 Result = TypeVar("Result")
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -71,7 +67,7 @@ class Device:
         """Copy tensors of the device to the fastest memory in which the copy fits."""
         return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
-    def capture(self, function: Function) -> "CapturedFunction | None":
+    def capture(self, function: Function) -> CapturedFunction | None:
         """Return a function whose kernels are launched together, if the device supports it."""
         return None
 

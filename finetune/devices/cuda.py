@@ -1,21 +1,13 @@
-"""An NVIDIA GPU, its memory, and functions captured as CUDA graphs."""
+"""An NVIDIA GPU and its memory."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 
 import torch
 from torch import distributed
 
-from finetune.devices.base import (
-    BatchShapes,
-    Device,
-    DeviceMemory,
-    Function,
-    Tensors,
-    Unusable,
-    why_operation_fails,
-)
+from finetune.devices.base import BatchShapes, Device, DeviceMemory, Unusable, why_operation_fails
+from finetune.devices.captured import CapturedFunction, Function
 from finetune.devices.host import gibibytes
 from finetune.errors import UsageError
 
@@ -27,8 +19,6 @@ _RESERVE_BYTES = 512 * 2**20
 _MAX_SNAPSHOT_SHARE = 0.2
 
 _MAX_WITHOUT_CUDNN = 96
-
-Shapes = tuple[tuple[tuple[str, torch.Size], ...], ...]
 
 # Tensor cores work on multiples of 8. Capturing a shape takes less than 0.1 s on an H200, and pays
 # off only for repeated shapes, so incomplete batches are filled up. In an extraction, the widest
@@ -93,8 +83,8 @@ class CudaDevice(Device):
             return super().snapshot(tensors)
         return {name: tensor.clone() for name, tensor in tensors.items()}
 
-    def capture(self, function: Function) -> "CapturedFunction":
-        return CapturedFunction(function, self.memory)
+    def capture(self, function: Function) -> CapturedFunction:
+        return CapturedFunction(function, is_out_of_memory=self.memory.is_out_of_memory)
 
     def choose_attention(self, *, longest_tokens: int | None) -> None:
         """Use cuDNN's attention for long texts only.
@@ -142,87 +132,6 @@ class CudaMemory(DeviceMemory):
     def set_memory_limit(self, budget_bytes: int) -> None:
         total_bytes = torch.cuda.get_device_properties().total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total_bytes))
-
-
-class CapturedFunction:
-    """Calls a function as a CUDA graph: launches limit the speed of small models.
-
-    The caller runs the function once before, to allocate memory that a capture can't allocate, such
-    as the cuBLAS workspace. All graphs share a memory pool as large as the largest graph, which
-    should be captured first. The function may change tensors in place, and must not depend on
-    changing host values. ``failure`` is the reason if the function can't be captured.
-    """
-
-    def __init__(self, function: Function, memory: DeviceMemory) -> None:
-        self.failure: str | None = None
-        self._function, self._memory = function, memory
-        self._replays: dict[Shapes, Function] = {}
-        self._pool = torch.cuda.graph_pool_handle()
-        # The allocator gives freed memory only to the stream that had it.
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._is_warm = False
-
-    def prepare(self, arguments: Sequence[Tensors]) -> Callable[[], torch.Tensor] | None:
-        """Capture the call if its shapes are new; return a function that replays it.
-
-        Return None if the caller has to call the function itself: for this call or, after a
-        ``failure``, for all calls. If this method runs out of memory, nothing has changed.
-        """
-        if self.failure is not None or not self._is_warm:
-            self._is_warm = True
-            return None
-        shapes = tuple(
-            tuple((name, tensor.shape) for name, tensor in each.items()) for each in arguments
-        )
-        if shapes not in self._replays:
-            try:
-                self._replays[shapes] = self._capture(arguments)
-            except RuntimeError as error:
-                if self._memory.is_out_of_memory(error):
-                    raise
-                self.clear()
-                self.failure = str(error).partition("\n")[0]
-                return None
-        replay = self._replays[shapes]
-        return lambda: replay(arguments)
-
-    def clear(self) -> None:
-        """Drop all captures, before tensors that they change are replaced."""
-        self._replays.clear()
-        self._pool = torch.cuda.graph_pool_handle()
-        self._is_warm = False
-
-    def _capture(self, arguments: Sequence[Tensors]) -> Function:
-        # A graph reads and writes tensors at fixed addresses.
-        fixed = [{name: tensor.clone() for name, tensor in each.items()} for each in arguments]
-        # The graphs' pool can't use the memory in the cache.
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        # A capture that fails would leave the generator waiting for its end.
-        generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        random_state = generator.clone_state()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                result = self._function(fixed)
-                # An operation that can't be captured may show only here.
-                graph.capture_end()
-            # Catch everything: while a capture is open, no checkpoint could be saved.
-            except BaseException:
-                with suppress(RuntimeError):
-                    graph.capture_end()
-                generator.graphsafe_set_state(random_state)
-                raise
-
-        def replay(arguments: Sequence[Tensors]) -> torch.Tensor:
-            for mine, argument in zip(fixed, arguments, strict=True):
-                for name, tensor in mine.items():
-                    tensor.copy_(argument[name])
-            graph.replay()
-            return result.clone()
-
-        return replay
 
 
 def _take_own_gpu() -> None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,7 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from finetune import distributed, events
-from finetune.devices.base import BatchSize, Device, Tensors, move_to_device
+from finetune.devices.base import BatchSize, Device, move_to_device
+from finetune.devices.captured import CapturedFunction, Tensors
 from finetune.evaluation.predict import Predictor
 from finetune.events import clock, emit, stage
 from finetune.model.structure import set_training
@@ -45,9 +45,6 @@ from finetune.training.optimizers import (
 from finetune.training.plan import HeadFitter, Plan, contrastive_losses
 from finetune.training.snapshot import Checkpoints, Progress
 
-if TYPE_CHECKING:
-    from finetune.devices.cuda import CapturedFunction
-
 # Logits in fp32, [examples, outputs], and labels give the loss of each example: fp32, [examples].
 # A contrastive loss, which compares the examples with each other, reads their loss weights too.
 Losses = Callable[..., torch.Tensor]
@@ -70,7 +67,7 @@ class Trainer:
     examples: Mapping[str, Examples]
     checkpoints: Checkpoints
     fitter: HeadFitter | None = None
-    captured: "CapturedFunction | None" = None
+    captured: CapturedFunction | None = None
 
     def __init__(
         self,

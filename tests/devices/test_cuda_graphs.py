@@ -6,8 +6,8 @@ import torch
 from tiny_training import copied_parameters, cut_all_rows, random_examples, tiny_trainer
 from torch import nn
 
-from finetune.devices.base import Tensors
-from finetune.devices.cuda import CapturedFunction, CudaDevice
+from finetune.devices.captured import CapturedFunction, Tensors
+from finetune.devices.cuda import CudaDevice
 from finetune.training.trainer import Trainer
 
 pytestmark = pytest.mark.cuda
@@ -78,7 +78,7 @@ def test_a_model_that_can_not_be_captured_trains_as_without_capture() -> None:
 
 
 def graphs_of(function: Callable[[Sequence[Tensors]], torch.Tensor]) -> CapturedFunction:
-    return CapturedFunction(function, CudaDevice().memory)
+    return CudaDevice().capture(function)
 
 
 def test_memory_that_runs_out_in_a_capture_is_raised_and_leaves_random_numbers_in_order() -> None:

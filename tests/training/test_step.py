@@ -18,9 +18,9 @@ from tiny_training import (
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from finetune.devices.base import Device, Tensors
+from finetune.devices.base import Device
+from finetune.devices.captured import CapturedFunction, Tensors
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.cuda import CapturedFunction
 from finetune.model.structure import find_structure
 from finetune.tasks.single import Single
 from finetune.tokenization.examples import Examples
