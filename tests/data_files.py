@@ -1,6 +1,7 @@
 """Small files for tests of data: written in folders, archives and workbooks, and loaded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,14 @@ class Outcome:
     rows: dict[str, list[tuple[str, Any]]]
     said: str
     warnings: list[str]
+
+
+@contextmanager
+def messages() -> Iterator[list[str]]:
+    """Collect the messages of this context."""
+    collected: list[str] = []
+    with sent_to(lambda event: collected.append(getattr(event, "message", ""))):
+        yield collected
 
 
 def load(data: Path | str, **options: Any) -> Outcome:

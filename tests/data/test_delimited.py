@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_files import messages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,6 @@ from finetune.data.encoding import TextFile, find_text
 from finetune.data.packed import Content
 from finetune.data.read import RawTable, read_file
 from finetune.errors import DataUnreadableError, UsageError
-from finetune.events import Event, Info, WarningMessage, sent_to
 
 MARKS = "ab\",'\n\t ;|é😀"
 WORDS = ["with , and ; and | and \t inside", 'he said "no"', "over\ntwo lines", "NA", "null", "nan"]
@@ -24,10 +24,9 @@ def read(
 ) -> tuple[RawTable, str]:
     path = folder / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    emitted: list[Event] = []
-    with sent_to(emitted.append):
+    with messages() as said:
         table = read_file(path, DataConfig("", **options))
-    return table, "; ".join(event.message for event in emitted if isinstance(event, Info))
+    return table, "; ".join(said)
 
 
 def rows_of(columns: list[Any]) -> list[tuple[str, ...]]:
@@ -179,14 +178,12 @@ def text_of(file: TextFile) -> str:
 
 def test_a_detected_encoding_is_a_warning_unless_it_is_named() -> None:
     swedish = "text,label\n" + "Maten var väldigt god på restaurangen,bra\n" * 20
-    emitted: list[Event] = []
-    for encoding in (None, "cp1252"):
-        with sent_to(emitted.append):
+    with messages() as said:
+        for encoding in (None, "cp1252"):
             found = find(swedish.encode("cp1252"), encoding=encoding)
-        assert (text_of(found), found.encoding) == (swedish, "cp1252")
-    [warning] = emitted
-    assert isinstance(warning, WarningMessage)
-    assert "detected as cp1252" in warning.message
+            assert (text_of(found), found.encoding) == (swedish, "cp1252")
+    [warning] = said
+    assert "detected as cp1252" in warning
 
 
 def test_an_encoding_that_is_named_is_taken() -> None:

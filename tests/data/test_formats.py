@@ -11,7 +11,7 @@ from zipfile import ZipFile
 import pandas
 import pyarrow
 import pytest
-from data_files import load, write_zip
+from data_files import load, messages, write_zip
 from datasets import ClassLabel, Dataset, Features, Sequence, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +21,6 @@ from finetune.config.schema import DataConfig
 from finetune.data.labeling_tools import convert
 from finetune.data.read import RawTable, as_text, read_file
 from finetune.errors import DataError, DataUnreadableError
-from finetune.events import Event, sent_to
 from finetune.tasks.labels import split_labels
 
 
@@ -119,11 +118,10 @@ def test_metadata_of_another_kind_names_no_classes(tmp_path: Path, metadata: str
 def test_columns_that_are_left_out_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a", "tags": [0.5], "more": {"y": 1}}\n')
     parquet.write_table(pyarrow.table({"text": ["a"], "tags": [[0.5]]}), tmp_path / "b.parquet")
-    emitted: list[Event] = []
-    for name in ("a.jsonl", "b.parquet"):
-        with sent_to(emitted.append):
+    with messages() as said:
+        for name in ("a.jsonl", "b.parquet"):
             read_file(tmp_path / name, DataConfig())
-    reports = [event.message for event in emitted if "are ignored" in getattr(event, "message", "")]
+    reports = [message for message in said if "are ignored" in message]
     assert len(reports) == 2
     assert all("'tags'" in report for report in reports)
     assert "'more'" in reports[0]
