@@ -488,6 +488,8 @@ def as_texts(values: pandas.Series) -> pyarrow.ChunkedArray | None:
             return None
         column = plain(column)
         column = column.to_pylist() if types.is_nested(column.type) else column
+    if isinstance(column, list) and {*map(type, column)} <= {str, type(None)}:
+        column = pyarrow.chunked_array([pyarrow.array(column, "string")])
     if isinstance(column, list):
         texts = pyarrow.array(map(as_text, column), "string")
         return None if texts.null_count else pyarrow.chunked_array([texts])
