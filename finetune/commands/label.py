@@ -57,10 +57,9 @@ def command(
 
         from finetune.runs.guess import suggest_encoder
         from finetune.tasks.labels import name_classes
-        from finetune.web.journal import LabelJournal
+        from finetune.web.journal import LabelJournal, TextEncoder, read_label_source
         from finetune.web.labeling import LabelingSession, make_label_app
         from finetune.web.server import bind, local_hosts, run_server
-        from finetune.web.source import TextEncoder, read_label_source
 
         loaded = flags.load(data=str(file), **options)
         file, config = file.expanduser(), loaded.config

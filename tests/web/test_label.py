@@ -18,9 +18,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from finetune.config.schema import DataConfig
-from finetune.web.journal import LabelJournal, Labels, LabelSource
+from finetune.web.journal import LabelJournal, Labels, LabelSource, read_label_source
 from finetune.web.labeling import LabelBody, LabelingSession, make_label_app
-from finetune.web.source import read_label_source
 
 TOKEN = "secret"
 WORDS = {"refund": "money back please", "praise": "very good indeed", "bug": "it crashes often"}
