@@ -27,7 +27,7 @@ MIN_ROWS_PER_NUMBER = 3
 # Maximum fraction of distinct values in a numeric column that are not numbers (typing errors).
 MAX_MISTAKES = 0.1
 # 1,234.50, $ 1.20 and 3%: numbers as people write them, which are not plain decimal numbers.
-WRITTEN_NUMBER = r"[+-]?[$€£¥]?\s?-?\d[\d.,'\s]*[%$€£¥]?"
+WRITTEN_NUMBER = r"[+-]?[$€£¥]?\s?-?\d{1,3}([,.'\s]?\d{3})*([.,]\d+)?\s?[%$€£¥]?"
 
 
 def read_task(config: Mapping[str, Any]) -> Task:

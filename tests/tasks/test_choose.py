@@ -1,6 +1,7 @@
 """The task type of a column of labels."""
 
 import re
+from itertools import combinations
 
 import pytest
 
@@ -16,6 +17,8 @@ SCORES = [str(number / 10) for number in range(23)]
         (SCORES, "regression", "23 numbers, 0 to 2.2"),
         (["0", "15", "0,15", "15,3", "3"], "multi", "','"),
         (["joy", "joy|fear", "fear|anger"], "multi", "'|'"),
+        ([f"{a},{b},{c}" for a, b, c in combinations(range(7), 3)], "multi", "','"),
+        ([f"{day:02}.03.2026" for day in range(1, 31)], "single", "30 different"),
         (["['a']", "['a', 'b']", "a"], "multi", "lists"),
         (["[other]", "praise", "question"], "single", "3 different"),
         (["1", "2", "3", "4", "5"], "single", "--task regression predicts a number"),
