@@ -97,7 +97,8 @@ def holds_files(path: Path) -> bool:
 def names_in(path: Path) -> list[str]:
     """Return the names of the files in a folder, or in an archive, that are not hidden."""
     if path.is_dir():
-        patterns = ["/".join("*" * depth) for depth in range(1, MAX_DEPTH + 1)]
+        # Hidden folders, such as .git, may have very many files.
+        patterns = ["/".join(["[!.]*"] * depth) for depth in range(1, MAX_DEPTH + 1)]
         files = [file for pattern in patterns for file in path.glob(pattern) if file.is_file()]
         names = [file.relative_to(path).as_posix() for file in files]
     else:
