@@ -111,7 +111,7 @@ def cpu_name() -> str:
 def bf16_instructions() -> list[str]:
     """Return the system names of the bf16 instruction sets of the CPU, possibly none."""
     if is_mac():
-        return ["FEAT_BF16"] * (read_sysctl("hw.optional.arm.FEAT_BF16") == "1")
+        return ["FEAT_BF16"] if read_sysctl("hw.optional.arm.FEAT_BF16") == "1" else []
     cpu = _read_cpuinfo()
     # /proc/cpuinfo lists flags on x86, and features on Arm.
     flags = f"{cpu.get('flags')} {cpu.get('Features')}".split()

@@ -92,7 +92,7 @@ def describe_mps() -> Iterator[Check]:
 def describe_cuda() -> Iterator[Check]:
     """Yield the version of CUDA, and a line for each NVIDIA GPU."""
     yield Check("cuda", "ok", f"usable: PyTorch is built for CUDA {torch.version.cuda}")
-    remedy = "look at nvidia-smi for programs that use it, or choose another GPU"
+    remedy = "close programs that nvidia-smi shows, or choose another GPU with CUDA_VISIBLE_DEVICES"
     for index in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(index)
         finding, free_bytes = f"{gpu.name}, capability {gpu.major}.{gpu.minor}", 0
