@@ -268,7 +268,11 @@ def check_parameters_finite(parameters: Mapping[str, nn.Parameter], *, step: int
 
 
 class ParameterGuard:
-    """Stores 8 bytes per parameter tensor, to detect changes after some steps."""
+    """Stores 8 bytes per parameter tensor, to detect changes after some steps.
+
+    On MPS, operations on tensors of some layouts failed without an error: an encoder that should
+    train stayed frozen (pytorch#118115).
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._before = _fingerprints(model)
