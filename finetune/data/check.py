@@ -91,8 +91,8 @@ def find_overlap(split: pandas.DataFrame, train: pandas.DataFrame) -> Finding | 
     if split is train:
         return None
     shared = split[split["number"].isin(train["number"])]
-    labeled = (pandas.MultiIndex.from_frame(rows[["number", "label"]]) for rows in (shared, train))
-    agrees = next(labeled).isin(next(labeled))
+    labels_of_train = pandas.MultiIndex.from_frame(train[["number", "label"]])
+    agrees = pandas.MultiIndex.from_frame(shared[["number", "label"]]).isin(labels_of_train)
     examples = [
         {"text": row.text, "label": row.label, "train_labels": _labels_of(train, row.number)}
         for row in pandas.concat([shared[~agrees], shared[agrees]])[:MAX_EXAMPLES].itertuples()

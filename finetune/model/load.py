@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -21,7 +24,8 @@ from transformers import (
 
 from finetune.config.schema import ModelConfig, Pooling
 from finetune.devices.base import BatchShapes
-from finetune.errors import ModelUnsupportedError
+from finetune.devices.private import tree_iter
+from finetune.errors import ModelUnsupportedError, UsageError
 from finetune.events import WarningMessage, emit
 from finetune.model.mean_pooling import (
     compute_only_first_token,
@@ -29,7 +33,7 @@ from finetune.model.mean_pooling import (
     pool_by_first_token,
     pool_by_mean,
 )
-from finetune.model.source import ModelSource, find_model, silence_transformers
+from finetune.model.source import MINILM, ModelSource, find_model, silence_transformers
 from finetune.model.structure import Structure, find_structure, record_calls
 from finetune.tasks.base import PIPELINE, Task
 from finetune.tokenization.encode import EncodedTexts, encode_texts
@@ -37,12 +41,6 @@ from finetune.tokenization.examples import ModelInputs, choose_padded_lengths, i
 
 if TYPE_CHECKING:
     from finetune.tokenization.encode import Texts
-
-from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig
-
-from finetune.devices.private import tree_iter
-from finetune.errors import UsageError
-from finetune.model.source import MINILM
 
 # Key in tokenizer_config.json for the original model_max_length of the tokenizer.
 LONGEST = "pretrained_max_length"

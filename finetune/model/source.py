@@ -82,11 +82,9 @@ class ModelSource:
             )
             if tokenizer.model_max_length <= tokenizer.num_special_tokens_to_add():
                 raise ValueError("the model_max_length of its tokenizer is too small for any text")
-        special = set(tokenizer.all_special_tokens)
         # Without tokenizer files, transformers creates a tokenizer with no vocabulary.
-        if not isinstance(tokenizer, PreTrainedTokenizerFast) or special >= {
-            *tokenizer.get_vocab()
-        }:
+        has_words = not {*tokenizer.get_vocab()} <= {*tokenizer.all_special_tokens}
+        if not isinstance(tokenizer, PreTrainedTokenizerFast) or not has_words:
             raise ModelUnsupportedError(
                 f"{self.name} has no fast tokenizer with a vocabulary",
                 remedy="choose a model with a tokenizer.json, or save its tokenizer there with "

@@ -117,7 +117,8 @@ class Scores(DisplayMixin):
         """
         name, baseline = next(iter(self.baselines.items()))
         metric, value = METRICS[name], self.metrics[name]
-        lowest = (self.limits(name) or (value, value))[metric.sign < 0]
+        low, high = self.limits(name) or (value, value)
+        lowest = low if metric.sign > 0 else high
         if metric.sign * value <= metric.sign * baseline:
             return "no better than"
         if metric.sign * lowest <= metric.sign * baseline:

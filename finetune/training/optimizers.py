@@ -29,15 +29,18 @@ def build_optimizer(
             parameter
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
-            and (name in head, parameter.ndim >= 2) == (is_head, is_matrix)
+            and (name in head) == is_head
+            and (parameter.ndim >= 2) == is_matrix
         ]
+        if not parameters:
+            continue
         decay = plan.weight_decay if is_matrix else 0.0
         multiplier = plan.head_lr_multiplier if is_head else 1.0
         group = {"params": parameters, "weight_decay": decay, "lr_multiplier": multiplier}
         if device.captures:
             # A captured step reads the learning rate again each time.
             group["lr"] = torch.zeros((), device=device.torch_device)
-        groups += [group] * bool(parameters)
+        groups.append(group)
     return torch.optim.AdamW(groups, fused=True, capturable=device.captures)
 
 

@@ -215,7 +215,7 @@ def interpolate(
 
     Training harms features that already separate the classes well (docs/measurements.md).
     """
+    share = 1 - frozen_accuracy / 2
     for name, before in pretrained.items():
         parameter = model.get_parameter(name)
-        share = 1 - frozen_accuracy / 2
         parameter.copy_(torch.lerp(before.to(parameter.device), parameter, share))
