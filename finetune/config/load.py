@@ -120,7 +120,7 @@ def _read_file(file: str) -> Iterator[Setting]:
         raise ConfigurationError(
             f"{path} has no sections with options",
             remedy="write one indented `option: value` per line in a section, which is one of "
-            f"{', '.join(SECTIONS)}; if it is a table of texts, use --data {file}",
+            f"{', '.join(SECTIONS)}; if it has texts, write them as CSV or JSON Lines",
         )
     for section, options in sections.items():
         for option, value in (options or {}).items():

@@ -135,7 +135,9 @@ def find_text(content: Content, *, encoding: str | None) -> TextFile:
     with content.open() as file:
         lines = (line for line in file if not line.isascii())
         detected = detect_encoding(b"".join(islice(lines, SAMPLE_LINES)))
-    text = _check(TextFile(content, detected or "utf-8"))
+    if detected is None:
+        raise _not_text(content.path)
+    text = _check(TextFile(content, detected))
     finding = f"{text.path} is not UTF-8; its encoding was detected as {text.encoding}"
     remedy = "if the texts look wrong, set another encoding with --encoding"
     emit(WarningMessage(finding, remedy=remedy))
@@ -146,9 +148,12 @@ def _check(text: TextFile) -> TextFile:
     """Return a file unless it is damaged or not text; the error has the place."""
     for piece in decode(text.chunks(), text.encoding, name=str(text.path)):
         if "\0" in piece:
-            message = f"{text.path} is not a text file: it has the character NUL"
-            raise DataUnreadableError(message, remedy="export it as UTF-8")
+            raise _not_text(text.path, ": it has the character NUL")
     return text
+
+
+def _not_text(path: Path, reason: str = "") -> DataUnreadableError:
+    return DataUnreadableError(f"{path} is not a text file{reason}", remedy="export it as UTF-8")
 
 
 def _is_mostly_utf8(text: TextFile) -> bool:

@@ -196,6 +196,11 @@ def test_an_encoding_that_is_named_is_taken() -> None:
     assert "--encoding" in raised.value.remedy
 
 
+def test_a_binary_file_is_no_text_file() -> None:
+    with pytest.raises(DataUnreadableError, match=r"greetings\.csv is not a text file"):
+        find(bytes(range(256)) * 20)
+
+
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
