@@ -203,13 +203,16 @@ def check_contradictions(config: Config) -> None:
 
 
 def _is_met(condition: str, config: Config) -> bool:
-    """Return whether a condition such as ``--loss focal`` or ``--freeze-core`` is met."""
+    """Return whether a condition such as ``--loss focal`` or ``--freeze-core`` is met.
+
+    A number, as in ``--lora-rank 8``, is only an example.
+    """
     if condition == FROZEN:
         return not config.model.mode.trains_encoder
     flag, _, word = condition.removeprefix("--").partition(" ")
     option = OPTIONS[flag.removeprefix("no-").replace("-", "_")]
     value = option.value_in(config)
-    if word:
+    if word and not word.isdecimal():
         return bool(value == word)
     return value != option.default and bool(value or option.default)
 

@@ -92,7 +92,7 @@ _file = partial(_option, path="file")
 _file_or_table = partial(_file, takes_table=True)
 _of_files = partial(_option, goes_with=("a file",))
 _of_tables = partial(_option, goes_with=("a file", "a dataset of the Hub"))
-_of_lora = partial(_option, needs="--lora-rank")
+_of_lora = partial(_option, needs="--lora-rank 8")
 _of_steps = partial(_option, selects_steps=True)
 _of_model = partial(_option, saved_with_model=True)
 

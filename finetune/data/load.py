@@ -336,7 +336,6 @@ def correct_labels(loaded: LoadedData, options: DataConfig) -> LoadedData:
     }
     names = {name: name for name in task.class_names}
     paths = [Path(name).expanduser() for name in (options.corrections, options.label_map) if name]
-    sources = [*loaded.sources, *map(_source_of, paths)]
     if options.corrections is not None:
         columns = _decide(loaded, paths[0], columns)
     if options.label_map is not None:
@@ -350,6 +349,7 @@ def correct_labels(loaded: LoadedData, options: DataConfig) -> LoadedData:
         missing = f"; no row has {_listed(sorted(unknown))}" if unknown else ""
         emit(Info(f"{paths[-1]}: {len(new.keys() & names):,} classes renamed{missing}"))
         names = {name: new.get(name, name) for name in names}
+    sources = [*loaded.sources, *map(_source_of, paths)]
     kept = {split: column.is_valid().to_numpy() for split, column in columns.items()}
     columns = {split: column.drop_null() for split, column in columns.items()}
     if names:

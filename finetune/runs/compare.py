@@ -21,6 +21,7 @@ from finetune.evaluation.statistics import (
     percentile_interval,
 )
 from finetune.events import WarningMessage, emit
+from finetune.files import is_there
 from finetune.runs.folder import RunFolder, find_several
 from finetune.runs.results import RunResults, best_of, read_results
 from finetune.tasks.base import Task
@@ -222,8 +223,9 @@ def finished_runs(path: Path) -> list[RunFolder]:
     runs = [run for run in map(RunFolder, paths) if run.config_file.is_file()]
     finished = [run for run in runs if run.has_finished]
     if not finished:
+        problem = f"{path} is neither a finished run nor a folder of finished runs"
         raise NotARunError(
-            f"{path} is neither a finished run nor a folder of finished runs",
+            problem if is_there(path) else f"there is no folder {path}",
             remedy="pass folders that finetune run wrote, such as runs/trec-minilm-full, or "
             "finish the run with finetune run --resume-from-checkpoint",
         )
