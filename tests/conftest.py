@@ -83,9 +83,10 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def model_without_dropout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small pretrained encoder whose results don't depend on the number of processes."""
-    from tiny_models import save_model_without_dropout
+    from tiny_models import save_tiny_model
 
-    return save_model_without_dropout(tmp_path_factory.mktemp("models") / "without-dropout")
+    folder = tmp_path_factory.mktemp("models") / "without-dropout"
+    return save_tiny_model(folder, hidden_dropout_prob=0, attention_probs_dropout_prob=0)
 
 
 @pytest.fixture(scope="session")

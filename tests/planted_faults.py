@@ -1,6 +1,7 @@
 """Known faults of devices, planted where PyTorch dispatches operators to a device."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,93 +10,65 @@ from torch.overrides import TorchFunctionMode
 
 from finetune.training.trainer import Trainer
 
+ATTENTION = nn.functional.scaled_dot_product_attention
 
-class _Attention(TorchFunctionMode):
-    """Replaces the result of attention."""
+
+class Fault(TorchFunctionMode):
+    """Calls a faulty function instead of a function of PyTorch."""
+
+    def __init__(self, function: Callable[..., Any], faulty: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function, self.faulty = function, faulty
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is nn.functional.scaled_dot_product_attention:
-            return self.attend(*args, **kwargs or {})
-        return func(*args, **kwargs or {})
-
-    def attend(self, query: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
-        """Return the attention's output."""
-        raise NotImplementedError
+        return (self.faulty if func is self.function else func)(*args, **kwargs or {})
 
 
-class IgnoredMask(_Attention):
+def ignore_mask(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
     """Attention that ignores the padding mask."""
-
-    def attend(self, query: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
-        options["attn_mask"] = None
-        return nn.functional.scaled_dot_product_attention(query, *others, **options)
+    return ATTENTION(*tensors, **options | {"attn_mask": None})
 
 
-class WrongShortAttention(_Attention):
+def flip_short(query: torch.Tensor, *others: torch.Tensor, **options: Any) -> torch.Tensor:
     """Attention that is wrong for at most 8 tokens without gradients (as in pytorch#181133)."""
-
-    def attend(self, query: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
-        output = nn.functional.scaled_dot_product_attention(query, *others, **options)
-        is_hit = query.shape[-2] <= 8 and not torch.is_grad_enabled()
-        return output.flip(-2) if is_hit else output
+    output = ATTENTION(query, *others, **options)
+    is_hit = query.shape[-2] <= 8 and not torch.is_grad_enabled()
+    return output.flip(-2) if is_hit else output
 
 
-class _Linear(TorchFunctionMode):
-    """Replaces the output of linear layers."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        output = func(*args, **kwargs or {})
-        return self.spoil(output, args[0]) if func is nn.functional.linear else output
-
-    def spoil(self, output: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        """Return a wrong output for a layer with this input."""
-        raise NotImplementedError
-
-
-class ZeroRows(_Linear):
-    """Products with rows of zeros (as in pytorch#180201)."""
-
-    def spoil(self, output: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        return torch.cat([output[:-1], torch.zeros_like(output[-1:])])
-
-
-class RandomInputGradients(_Linear):
-    """Linear layers with a wrong gradient of the input (as in pytorch#181936)."""
-
-    def spoil(self, output: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        if given.requires_grad and not given.is_leaf:
-            given.register_hook(lambda gradient: gradient.flip(-1))
-        return output
-
-
-class NotANumber(_Attention):
+def lose_last_text(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
     """Attention that is NaN for one text without gradients (as in pytorch#156707)."""
-
-    def attend(self, query: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
-        output = nn.functional.scaled_dot_product_attention(query, *others, **options)
-        if torch.is_grad_enabled():
-            return output
-        return torch.cat([output[:-1], output[-1:] * math.nan])
+    output = ATTENTION(*tensors, **options)
+    if torch.is_grad_enabled():
+        return output
+    return torch.cat([output[:-1], output[-1:] * math.nan])
 
 
-class WrongNormGradients(TorchFunctionMode):
+def zero_last_row(*tensors: Any, **options: Any) -> torch.Tensor:
+    """Products with rows of zeros (as in pytorch#180201)."""
+    output = nn.functional.linear(*tensors, **options)
+    return torch.cat([output[:-1], torch.zeros_like(output[-1:])])
+
+
+def flip_input_gradients(features: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+    """Linear layers with a wrong gradient of the input (as in pytorch#181936)."""
+    output = nn.functional.linear(features, *others, **options)
+    if features.requires_grad and not features.is_leaf:
+        features.register_hook(lambda gradient: gradient.flip(-1))
+    return output
+
+
+def flip_norm_gradients(*tensors: Any, **options: Any) -> torch.Tensor:
     """Layer norms with a wrong gradient of the weights (as in pytorch#183825)."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        options = kwargs or {}
-        if func is nn.functional.layer_norm and torch.is_grad_enabled():
-            options["weight"] = options["weight"] * 1.0
-            options["weight"].register_hook(lambda gradient: gradient.flip(0))
-        return func(*args, **options)
+    if torch.is_grad_enabled():
+        options["weight"] = options["weight"] * 1.0
+        options["weight"].register_hook(lambda gradient: gradient.flip(0))
+    return nn.functional.layer_norm(*tensors, **options)
 
 
-def plant(trainer: Trainer, fault: TorchFunctionMode) -> None:
+def plant(trainer: Trainer, fault: Fault) -> None:
     """Run forwards of a model under a fault, but not forwards of its copies."""
     model = trainer.model
     last = list(model.parameters())[-1]

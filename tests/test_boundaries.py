@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parent.parent / "finetune"
 HEAVY = {"torch", "transformers", "pydantic", "datasets", "accelerate"}
 TRAINING_ONLY = {"evaluate", "sklearn"}
@@ -79,13 +77,6 @@ def test_only_the_command_line_writes_to_the_terminal() -> None:
     assert places_outside("commands", breaks_rule=writes_to_terminal) == []
 
 
-def test_the_files_that_contributing_names_exist() -> None:
-    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    named = re.findall(r"`([a-z_/]+/[a-z_]+\.py)`", text)
-    assert len(named) >= 12
-    assert [name for name in named if not (PACKAGE / name).is_file()] == []
-
-
 def test_the_tree_of_the_architecture_has_every_module_and_no_other() -> None:
     text = (PACKAGE.parent / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
     tree = text.partition("## Packages and modules")[2].partition("    comparisons/")[0]
@@ -95,20 +86,15 @@ def test_the_tree_of_the_architecture_has_every_module_and_no_other() -> None:
     assert named == modules - {"__main__.py"}
 
 
-def loaded_after(*steps: str) -> list[set[str]]:
-    """Return the packages that a fresh interpreter has imported after each piece of code."""
-    report = 'print(*(name for name in sys.modules if "." not in name), file=sys.stderr)'
-    code = "\n".join(f"{step}\nimport sys; {report}" for step in steps)
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
-    return [set(line.split()) for line in process.stderr.splitlines()[-len(steps) :]]
-
-
 def assert_not_loaded(unused: dict[str, set[str]]) -> None:
     """Import modules one after the other in a process; check that each avoids some packages."""
-    loaded = loaded_after(*(f"import {module}" for module in unused))
-    for (module, names), found in zip(unused.items(), loaded, strict=True):
-        assert found & names == set(), module
+    report = 'print(*(name for name in sys.modules if "." not in name), file=sys.stderr)'
+    code = "\n".join(f"import {module}\nimport sys; {report}" for module in unused)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    loaded = process.stderr.splitlines()[-len(unused) :]
+    for (module, names), line in zip(unused.items(), loaded, strict=True):
+        assert {*line.split()} & names == set(), module
 
 
 def test_light_modules_import_nothing_heavy() -> None:
@@ -129,15 +115,6 @@ def test_light_modules_import_nothing_heavy() -> None:
             "finetune.runs.compare": {"torch", "transformers", "datasets", "pyarrow"},
             "finetune.report.card": TRAINING_ONLY | {"torch", "transformers", "datasets"},
             "finetune.report.page": TRAINING_ONLY | {"torch", "transformers", "datasets"},
-        }
-    )
-
-
-@pytest.mark.slow
-def test_a_command_leaves_out_what_only_training_needs() -> None:
-    assert_not_loaded(
-        {
-            # transformers itself imports accelerate when it loads a model.
-            "finetune.runs.trained": TRAINING_ONLY | {"datasets", "pandas", "pyarrow"}
+            "finetune.runs.trained": TRAINING_ONLY | {"datasets", "pandas", "pyarrow"},
         }
     )

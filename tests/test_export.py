@@ -8,7 +8,6 @@ import torch
 from tiny_models import ARCHITECTURES, save_tiny_model
 
 from finetune.config.schema import Pooling
-from finetune.errors import UsageError
 from finetune.export import MODEL_FILE, OnnxModel, write_onnx
 from finetune.model.load import TextModel, load_model
 from finetune.model.source import MINILM
@@ -48,10 +47,3 @@ def test_onnxruntime_gives_the_logits_of_pytorch_at_any_batch_size_and_length(
         with torch.inference_mode():
             expected = text_model.model(**inputs).logits
         torch.testing.assert_close(exported(**inputs).logits, expected, atol=1e-5, rtol=1e-4)
-
-
-def test_a_folder_that_no_export_wrote_is_left_as_it_is(tmp_path: Path, tiny_folder: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="did not write"):
-        write_onnx(load(tiny_folder), OwnFolder(tmp_path, "onnx"), quantizes=False)
-    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]

@@ -56,10 +56,6 @@ def test_an_error_of_the_hubs_client_says_that_the_download_broke_off(
         fetch_model(MODEL, revision=None)
 
 
-def fetch_rows() -> Path:
-    return resolve("dataset", DATASET, revision=None).fetch([ROWS])
-
-
 def cached_files(tmp_path: Path) -> set[str]:
     """Return the names of the complete files in the cache."""
     return {path.name for path in tmp_path.glob("home/hub/*/snapshots/*/**/*") if path.is_file()}

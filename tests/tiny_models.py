@@ -11,8 +11,6 @@ from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
     BertConfig,
-    ConvBertConfig,
-    ConvBertModel,
     DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
@@ -79,11 +77,11 @@ EUROBERT = ["eurobert"] if "eurobert" in CONFIG_MAPPING else []
 ARCHITECTURES = ("bert", "distilbert", "roberta", "electra", "deberta-v2", "modernbert", *EUROBERT)
 
 
-def tiny_model(architecture: str = "bert", *, classes: int = 6) -> PreTrainedModel:
+def tiny_model(architecture: str = "bert", *, classes: int = 6, **changes: Any) -> PreTrainedModel:
     """Return a random sequence classifier, the same for the same arguments."""
     torch.manual_seed(0)
     config = tiny_config(architecture)
-    config.num_labels = classes
+    config.update({"num_labels": classes, **changes})
     model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)
     return model
 
@@ -120,25 +118,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-def save_tiny_model(folder: Path, architecture: str = "bert") -> Path:
+def save_tiny_model(folder: Path, architecture: str = "bert", **changes: Any) -> Path:
     """Write a small pretrained encoder in the format that users have, and return its folder."""
-    tiny_model(architecture).base_model.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
-
-
-def save_model_without_dropout(folder: Path) -> Path:
-    """Write a small encoder whose results don't depend on the number of processes."""
-    config = tiny_config("bert")
-    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
-    torch.manual_seed(0)
-    AutoModelForSequenceClassification.from_config(config).base_model.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
-
-
-def save_uncuttable_model(folder: Path) -> Path:
-    """Write a small encoder whose frozen layers can't be split off, and return its folder."""
-    ConvBertModel(ConvBertConfig(**SIZES, embedding_size=16)).save_pretrained(folder)
+    tiny_model(architecture, **changes).base_model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 
 import finetune
 from finetune.commands.main import main
+from finetune.events import Emit, Event
 from finetune.files import read_json, read_jsonl, write_json, write_jsonl
 from finetune.runs.folder import RunFolder
 
@@ -145,6 +147,20 @@ def have_same_bits(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor
         torch.equal(tensor.view(torch.uint8), others[name].view(torch.uint8))
         for name, tensor in some.items()
     )
+
+
+def at(kind: type[Event], value: int | str, act: Callable[[], object]) -> Emit:
+    """Return an ``Emit`` that acts when a step is reported, or at the start of a stage."""
+
+    def emit(event: Event) -> None:
+        if isinstance(event, kind) and value == vars(event).get("step", vars(event).get("name")):
+            act()
+
+    return emit
+
+
+def press_ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
 
 
 def logged_metrics(run: Path) -> list[dict[str, Any]]:

@@ -21,6 +21,10 @@ YAML: dict[str, bytes] = {
     "unclosed": b"training: {seed: 1",
     "not UTF-8": b"training: {seed: \xff}",
     "deep": b"[" * 5000,
+    "circular": b"training: &all\n  seed: *all",
+    "another section": b"data: {seed: 1}",
+    "a list of names": b"data: {data: [trec]}",
+    "a mapping": b"output: {output_dir: {name: runs}}",
     "large": b"#" * (2**20 + 1),
 }
 
@@ -59,6 +63,7 @@ MODELS: list[tuple[str, bytes | None]] = [
     ("config.json", b'{"model_type": "no_such_model"}'),
     ("config.json", b'{"model_type": "gpt2"}'),
     ("config.json", b'{"model_type": "bert", "hidden_size": "wide"}'),
+    ("config.json", b'{"model_type": "bert", "quantization_config": {"quant_method": "gptq"}}'),
     ("config.json", b'{"model_type": "bert", "auto_map": {"AutoModel": "evil.Model"}}'),
     ("model.safetensors", None),
     ("model.safetensors", b"\xff" * 100),
@@ -66,6 +71,7 @@ MODELS: list[tuple[str, bytes | None]] = [
     ("tokenizer.json", None),
     ("tokenizer.json", b'{"model": {"type": "WordPiece", "vocab": {}}}'),
     ("tokenizer_config.json", b"{"),
+    ("tokenizer_config.json", b'{"model_max_length": 2, "pad_token": "[PAD]"}'),
 ]
 
 # A file in a finished run, its content, and the command that reads it.

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from finetune.bench.results import Row
 from finetune.bench.workloads import (
     MAX_REPEATS,
@@ -73,16 +75,19 @@ def test_steps_that_pay_for_new_kernels_are_not_timed() -> None:
     assert (row.seconds, row.rows_per_second) == ([4.0], 2.0)
 
 
-def test_a_step_that_takes_too_long_is_taken_with_fewer_rows_and_the_row_says_so() -> None:
-    row = timed(a_workload(rows=128), SimulatedDevice())
-    assert (row.rows, row.timed_rows) == (128, 10)
-    assert row.note == "128 rows per step would take too long"
-
-
-def test_what_does_not_fit_is_tried_with_half_the_rows_and_the_row_says_so() -> None:
-    row = timed(a_workload(rows=64), SimulatedDevice(row_seconds=0.01, holds=40))
-    assert (row.timed_rows, row.note) == (32, "out of memory with 64 rows per step")
-    assert row.seconds == [0.32]
+@pytest.mark.parametrize(
+    ("device", "timed_rows", "note"),
+    [
+        (SimulatedDevice(), 10, "100 rows per step would take too long"),
+        (SimulatedDevice(row_seconds=0.01, holds=60), 50, "out of memory with 100 rows per step"),
+    ],
+)
+def test_a_step_that_takes_too_long_or_does_not_fit_has_fewer_rows_and_the_row_says_so(
+    device: SimulatedDevice, timed_rows: int, note: str
+) -> None:
+    row = timed(a_workload(rows=100), device)
+    assert (row.rows, row.timed_rows, row.note) == (100, timed_rows, note)
+    assert row.seconds == [timed_rows * device.row_seconds]
 
 
 def test_a_device_that_fails_leaves_a_row_that_says_so_and_its_earlier_timings() -> None:

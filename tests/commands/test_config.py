@@ -12,7 +12,7 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_show_tells_each_value_and_its_origin(
+def test_show_tells_each_value_and_its_origin_also_as_json(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FINETUNE_BATCH_SIZE", "7")
@@ -28,9 +28,6 @@ def test_show_tells_each_value_and_its_origin(
     [frozen] = [line for line in lines if "freeze_core" in line]
     assert frozen[1] == "true"
     assert frozen[2].startswith("/")
-
-
-def test_show_prints_one_json_object(command: Command) -> None:
     shown = json.loads(command("config", "show", "--json", "--seed", "3").output)
     assert shown["schema_version"] == 1
     assert {"section": "training", "option": "seed", "value": 3, "origin": "--seed"} in (

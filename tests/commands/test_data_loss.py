@@ -4,40 +4,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny_runs import Command, flags, run_tiny, weights_of
+from test_ownership import assert_kept, write
+from tiny_runs import Command, at, flags, press_ctrl_c, run_tiny, weights_of
 
 import finetune
 from finetune.errors import InterruptionError
-from finetune.events import Emit, Event, Step
+from finetune.events import Step
 
-FOREIGN = {
-    "config.yaml": "training: {epochs: 10}\n",
-    "checkpoints/epoch=9.ckpt": "weights",
-    "model/net.py": "class Net: pass",
-    "previous/notes.txt": "notes",
-    ".lock": "1234",
-}
-
-
-def plant(folder: Path, *names: str) -> dict[Path, str]:
-    """Write the named files of somebody else, all of them if none is named."""
-    planted = {folder / name: FOREIGN.get(name, f"dear {name}") for name in names or FOREIGN}
-    for path, text in planted.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return planted
-
-
-def assert_kept(planted: dict[Path, str]) -> None:
-    assert {path: path.read_text() for path in planted} == planted
-
-
-def stop_at(step: int) -> Emit:
-    def emit(event: Event) -> None:
-        if isinstance(event, Step) and event.step == step:
-            raise KeyboardInterrupt
-
-    return emit
+PROJECT = ("config.yaml", "checkpoints/epoch=9.ckpt", "model/net.py", "previous/notes.txt", ".lock")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +22,7 @@ def stop_at(step: int) -> Emit:
 def test_a_project_with_the_names_of_a_run_is_refused(
     how: list[str], command: Command, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    planted = plant(tmp_path / "project")
+    planted = write(tmp_path / "project", *PROJECT)
     run = ("run", "--model", tiny_folder, "--output-dir", tmp_path / "project", *flags())
     command(*run, *how).assert_refused(2, "finetune did not write", "--output-dir")
     assert_kept(planted)
@@ -58,7 +32,7 @@ def test_overwriting_a_run_keeps_and_names_what_was_put_into_it(
     command: Command, finished_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(finished_run, tmp_path / "run")
-    planted = plant(run, "model/n.txt", "previous/n.txt", "checkpoints/n.txt", "notes.md", ".lock")
+    planted = write(run, "model/n.txt", "previous/n.txt", "checkpoints/n.txt", "notes.md", ".lock")
     arguments = ("run", "--model", tiny_folder, "--output-dir", run, *flags(max_steps=1))
     outcome = command(*arguments, "--overwrite")
     assert outcome.code == 0, outcome.errors
@@ -73,9 +47,15 @@ def test_resuming_and_finishing_keep_what_is_beside_the_checkpoints(
 ) -> None:
     run = tmp_path / "run"
     with pytest.raises(InterruptionError):
-        run_tiny(run, model=tiny_folder, emit=stop_at(3), save_strategy="steps", save_steps=2)
+        run_tiny(
+            run,
+            model=tiny_folder,
+            save_strategy="steps",
+            save_steps=2,
+            emit=at(Step, 3, press_ctrl_c),
+        )
     names = ("checkpoints/n.txt", "checkpoints/step-2/n.txt", "checkpoints/step-9/n.json")
-    planted = plant(run, *names, "checkpoints/checkpoint-4/model.safetensors")
+    planted = write(run, *names, "checkpoints/checkpoint-4/model.safetensors")
     finetune.run(resume_from_checkpoint=run)
     assert_kept(planted)
     left = {path for path in (run / "checkpoints").rglob("*") if path.is_file()}
@@ -101,9 +81,9 @@ def test_what_a_run_reads_is_not_what_it_overwrites(
 def test_clearing_the_cache_keeps_what_is_no_entry(command: Command, tmp_path: Path) -> None:
     features = tmp_path / "cache" / "features"
     names = ("a.json", "b.partial/notes.json", f"{'a' * 64}/notes.json", f"{'b' * 64}/x.txt")
-    planted = plant(features, *names, f"{'d' * 64}.features/x")
-    planted |= plant(tmp_path / "cache" / "batches", "orders.json", f"{'a' * 64}.json", "list.json")
-    planted |= plant(tmp_path / "cache" / "precision", "mine.json")
+    planted = write(features, *names, f"{'d' * 64}.features/x")
+    planted |= write(tmp_path / "cache" / "batches", "orders.json", f"{'a' * 64}.json", "list.json")
+    planted |= write(tmp_path / "cache" / "precision", "mine.json")
     link = features / f"{'e' * 64}.features"
     link.symlink_to(features / "a.json")
     (tmp_path / "other").mkdir()
@@ -123,7 +103,7 @@ def test_predictions_go_to_a_new_file_unless_told(
     predict = ("predict", finished_run, "--lines", "--data", table, "--output")
     assert command(*predict, output).code == 0
     assert table.read_text() == "Who wrote Faust?\n"
-    planted = plant(tmp_path, f"x.{suffix}")
+    planted = write(tmp_path, f"x.{suffix}")
     command(*predict, output).assert_refused(2, "already exists", "--overwrite")
     assert_kept(planted)
     assert command(*predict, output, "--overwrite").code == 0

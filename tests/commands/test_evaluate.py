@@ -1,17 +1,16 @@
 """``finetune evaluate``, as a function and as a command."""
 
 import json
-import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from machines import LINUX, pretend
-from tiny_runs import Command, run_tiny
+from tiny_runs import Command, at, press_ctrl_c, run_tiny
 
 import finetune
 from finetune.errors import UsageError
+from finetune.events import Step
 from finetune.runs.evaluate import load_split
 from finetune.runs.folder import open_run_folder
 
@@ -97,14 +96,10 @@ def test_rows_appended_to_the_data_are_noticed_and_named(
     before = table.read_bytes()
     stopped = kept_table_run / "stopped"
 
-    def stop(event: Any) -> None:
-        if getattr(event, "step", 0) == 2:
-            signal.raise_signal(signal.SIGINT)
-
     with pytest.raises(finetune.errors.InterruptionError):
         run_tiny(
             stopped, model=tiny_folder, data=str(table), max_train_samples=16, max_steps=3,
-            save_strategy="epoch", emit=stop,
+            save_strategy="epoch", emit=at(Step, 2, press_ctrl_c),
         )  # fmt: skip
     with table.open("a") as file:
         file.writelines(f"how is the food {n},person\n" for n in range(30))

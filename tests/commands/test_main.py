@@ -1,8 +1,6 @@
 import json
 import re
-import resource
 import signal
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -93,23 +91,6 @@ print(json.dumps(sorted({HEAVY!r} & sys.modules.keys())))
 """
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert json.loads(child.stdout) == [], child.stderr
-
-
-def test_help_takes_little_longer_than_click_itself(tmp_path: Path) -> None:
-    hello = tmp_path / "hello.py"
-    hello.write_text("import click\n@click.command()\ndef hello():\n    pass\nhello()\n")
-
-    def cpu_seconds(*arguments: str) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    # Measured alternately, so that other programs slow down all of them.
-    commands = ([str(hello)], ["-m", "finetune"], ["-m", "finetune", "run"])
-    rounds = [[cpu_seconds(*one, "--help") for one in commands] for _ in range(3)]
-    hello_seconds, *others = map(statistics.median, zip(*rounds, strict=True))
-    assert max(others) < 4 * hello_seconds
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -21,17 +21,6 @@ from finetune.data.stream import Texts
 from finetune.events import Event, WarningMessage
 from finetune.files import read_json, read_jsonl, write_json
 
-
-def test_predict_labels_the_test_split_as_the_run_did(finished_run: Path) -> None:
-    lines = (finished_run / "predictions.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    predictions = finetune.predict(finished_run, [row["text"] for row in rows], device="cpu")
-    assert [prediction.text for prediction in predictions] == [row["text"] for row in rows]
-    assert [prediction.label for prediction in predictions] == [row["predicted"] for row in rows]
-    for prediction, row in zip(predictions, rows, strict=True):
-        assert prediction.probability == pytest.approx(row["probability"], abs=1e-6)
-
-
 MISSING = [None, "Who wrote Faust ?", "  "]
 
 

@@ -46,9 +46,6 @@ def test_events_are_shown_to_those_who_watch_and_warnings_reach_all(
     assert warned[0].filename == __file__
     assert results.warnings == ("it is odd (give progress)",)
     assert capsys.readouterr() == ("", shown)
-
-
-def test_an_emit_receives_all_events() -> None:
     emitted: list[Event] = []
     with pytest.warns(UserWarning, match="is odd"):
         work("it", emit=emitted.append)

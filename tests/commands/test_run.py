@@ -7,7 +7,6 @@ import pytest
 from hub_server import hub_client
 from huggingface_hub import close_session
 from tiny_runs import (
-    QUICK,
     Command,
     finetune_in_a_child,
     flags,
@@ -19,9 +18,6 @@ from tiny_runs import (
 )
 
 import finetune
-from finetune.commands.run import dry_run
-from finetune.config.load import load_config
-from finetune.errors import UsageError
 from finetune.files import read_json
 
 CLOSED = "http://127.0.0.1:9"
@@ -69,24 +65,32 @@ def test_a_configuration_makes_the_same_run_in_another_process(
     assert "\x1b" not in child.stderr
 
 
-def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
+def test_a_dry_run_reports_what_the_run_does_and_writes_nothing(
     command: Command, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    outcome = command("run", "--dry-run", "--json", "--model", tiny_folder, *flags())
+    options = {"train_layers": 1, "num_train_epochs": 1.5}
+    dry_run = ("run", "--dry-run", "--model", tiny_folder, *flags(**options))
+    command(*dry_run, "--output-dir", tiny_folder).assert_refused(2, str(tiny_folder))
+    outcome = command(*dry_run, "--json")
     assert outcome.code == 0, outcome.errors
     facts = json.loads(outcome.output)
     assert facts["schema_version"] == 1
-    assert (facts["total_steps"], facts["steps_per_epoch"]) == (8, 4)
     assert facts["rows"] == {"train": 64, "validation": 81, "test": 270}
     assert sum(facts["training_rows_by_class"].values()) == 64
-    assert facts["output_dir"] == "runs/questions-tiny-full"
+    assert facts["output_dir"] == "runs/questions-tiny-last-1"
     assert facts["expectation"]["sampled"] == 64
     assert 0 < facts["estimated_seconds"] < 600
-    table = command("run", "--dry-run", "--model", tiny_folder, *flags()).output
-    assert re.search(r"about .* s \(8 steps\)", table)
+    assert sum(facts["batches_of_an_epoch_by_padded_length"].values()) == facts["steps_per_epoch"]
+    table = command(*dry_run).output
+    assert re.search(r"about .* s \(6 steps\)", table)
     assert "64 training rows, 6 classes: a linear head on the frozen encoder" in table
     assert list(tmp_path.iterdir()) == []
+    results = run_tiny(tmp_path / "run", model=tiny_folder, **options)
+    same = results.keys() & facts.keys() - {"schema_version", "output_dir"}
+    assert same >= {"mode", "device", "trained_parameters", "real_token_share"}
+    assert {name: facts[name] for name in same} == {name: results[name] for name in same}
+    assert facts["total_steps"] / facts["steps_per_epoch"] == results["epoch"]
 
 
 def test_without_a_network_the_default_run_says_so_and_offers_a_way(
@@ -114,23 +118,3 @@ def test_run_takes_a_file_with_options_on_top_and_returns_what_it_writes(
     assert json.loads(json.dumps(results.to_json())) == read_json(run / "all_results.json")
     assert (results.training.train_samples, results.training.epoch) == (16, 1.0)
     assert "seed: 3\n" in (run / "config.yaml").read_text()
-
-
-def plan_of(model: Path, output_dir: Path, **options: Any) -> dict[str, Any]:
-    flags = {**options, "model": str(model), "output_dir": str(output_dir)}
-    return dry_run(load_config(flags=flags))
-
-
-def test_a_dry_run_reports_what_the_run_does(tiny_folder: Path, tmp_path: Path) -> None:
-    options = {"train_layers": 1, "num_train_epochs": 1.5}
-    with pytest.raises(UsageError):
-        plan_of(tiny_folder, tiny_folder, **QUICK)
-    facts = plan_of(tiny_folder, tmp_path / "run", **QUICK | options)
-    assert list(tmp_path.iterdir()) == []
-    results = run_tiny(tmp_path / "run", model=tiny_folder, **options)
-    same = results.keys() & facts.keys() - {"schema_version"}
-    assert same >= {"mode", "device", "trained_parameters", "real_token_share", "output_dir"}
-    assert {name: facts[name] for name in same} == {name: results[name] for name in same}
-    assert facts["total_steps"] / facts["steps_per_epoch"] == results["epoch"]
-    assert facts["rows"]["train"] == results["train_samples"]
-    assert sum(facts["batches_of_an_epoch_by_padded_length"].values()) == facts["steps_per_epoch"]

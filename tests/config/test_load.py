@@ -1,5 +1,4 @@
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -88,52 +87,6 @@ def test_an_unknown_option_is_answered_with_the_nearest(write_yaml: WriteYaml) -
         assert "rte" in error.message.lower()
         assert error.remedy.startswith("did you mean learning_rate (Peak")
         assert error.exit_code == 2
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("batch_size", "many"),
-        ("split_seed", -1),  # NumPy's generators accept no negative seed.
-        ("weight_decay", math.inf),
-        ("freeze_core", "maybe"),
-        ("data", ["trec"]),
-        ("output_dir", {"name": "runs"}),
-    ],
-)
-def test_a_wrong_value_is_refused_with_the_name_of_its_option_and_where_it_came_from(
-    option: str, value: object
-) -> None:
-    error = error_of(flags={option: value})
-    assert f"--{option.replace('_', '-')} is {value!r}, but should be " in error.message
-
-
-def test_an_option_in_another_section_is_refused_with_the_right_one(write_yaml: WriteYaml) -> None:
-    for error in (
-        error_of(write_yaml("data: {seed: 1}")),
-        error_of(write_yaml("trainig: {seed: 1}")),
-        error_of(assignments=["data.seed=1"]),
-    ):
-        assert "seed" in error.message
-        assert "section training" in error.remedy
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        *((text, "no sections with options") for text in ("training: 5", "seed: 1", "- seed")),
-        *((text, "is not a YAML configuration") for text in ("training: {", "x: \x00")),
-        ("training: {seed: 1, seed: 2}", "duplicate key seed"),
-        ("training: &all\n  seed: *all", ""),
-        ("# long\n" * 2**18, "larger than 1 MiB"),
-    ],
-    ids=lambda value: value[:40],
-)
-def test_a_file_of_another_form_is_refused(text: str, words: str, write_yaml: WriteYaml) -> None:
-    message = error_of(file := write_yaml(text)).message
-    assert words in message
-    assert file in message
-    assert len(message) < 500
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from planted_faults import plant
+from planted_faults import Fault, plant
 from tiny_models import ARCHITECTURES, tiny_case, tiny_model
-from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from finetune.batch_finder.trial_model import TrialModel
 from finetune.config.schema import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.doctor import models
-from finetune.doctor.models import (
-    OperatorReport,
-    ParityReport,
-    audit_classifier,
-    audit_module,
-    compare_model,
-)
+from finetune.doctor.models import OperatorReport, ParityReport, audit_classifier, compare_model
 from finetune.errors import UsageError
 from finetune.model.load import loss_of
 
@@ -76,34 +68,6 @@ def test_calls_are_those_of_one_step_and_modules_those_that_call() -> None:
     assert "aten::embedding_dense_backward" not in names
 
 
-def test_planted_operator_that_mps_lacks_is_named_with_its_module() -> None:
-    report = audit_module(nn.Sequential(MostFrequent()), {"input": torch.ones(2, 3)})
-    assert [(operator.name, operator.modules) for operator in report.missing] == [
-        ("aten::mode", ("*",))
-    ]
-    assert report.warnings[0].message == "MPS has no aten::mode, which * calls"
-    assert "PYTORCH_ENABLE_MPS_FALLBACK=1" in report.warnings[0].remedy
-
-
-class MostFrequent(nn.Module):
-    """An activation function that MPS lacks."""
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows[..., None].mode().values
-
-
-class Doubles(nn.Module):
-    """A sum in float64."""
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.double().sum()
-
-
-def test_planted_float64_is_named_with_its_module() -> None:
-    warning, *_ = audit_module(Doubles(), {"rows": torch.ones(2, 3)}).warnings
-    assert warning.message == "Doubles passes float64 to aten::_to_copy, which MPS doesn't support"
-
-
 def test_a_module_whose_output_has_no_number_to_go_backward_from_is_a_wrong_use() -> None:
     with pytest.raises(UsageError, match="has no loss"):
         loss_of({"labels": torch.tensor([1]), "name": "none"})
@@ -151,22 +115,12 @@ def test_bf16_is_within_its_tolerance(architecture: str, mode: str) -> None:
     assert all(difference.error > 0 for difference in report.worst_by_part().values())
 
 
-class Garbage(TorchFunctionMode):
-    """Activations that are NaN."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **kwargs or {})
-        return result * math.nan if func is torch.nn.functional.gelu else result
-
-
 def test_what_is_no_number_fails_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare = models.prepare_trial_model
+    prepare, gelu = models.prepare_trial_model, torch.nn.functional.gelu
 
     def prepare_with_fault(*arguments: Any, **options: Any) -> TrialModel:
         trial = prepare(*arguments, **options)
-        plant(trial.trainer, Garbage())
+        plant(trial.trainer, Fault(gelu, lambda *inputs: gelu(*inputs) * math.nan))
         return trial
 
     monkeypatch.setattr(models, "prepare_trial_model", prepare_with_fault)

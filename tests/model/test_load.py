@@ -82,14 +82,6 @@ def test_head_of_other_classes_is_not_taken_over(tmp_path: Path) -> None:
     assert not text_model.model.get_parameter("classifier.bias").any()
 
 
-def test_pickled_weights_are_not_read(folder: Path) -> None:
-    torch.save(tiny_model().base_model.state_dict(), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-
-    with pytest.raises(ModelUnsupportedError, match="no weights in safetensors"):
-        load(folder)
-
-
 @pytest.mark.parametrize("model_type", ["novel", "bert"])
 def test_code_that_comes_with_a_model_is_not_run(folder: Path, model_type: str) -> None:
     mark = folder / "code-was-run"
@@ -107,34 +99,6 @@ def test_code_that_comes_with_a_model_is_not_run(folder: Path, model_type: str) 
     else:
         assert type(text_model.model) is type(tiny_model())
     assert not mark.exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("config.json", {"model_type": "novel"}),
-        ("config.json", {"hidden_size": "wide"}),
-        ("config.json", {"quantization_config": {"quant_method": "gptq", "bits": 4}}),
-        ("config.json", b"{"),
-        ("tokenizer.json", b""),
-        ("tokenizer_config.json", b'{"model_max_length": 2, "pad_token": "[PAD]"}'),
-        ("model.safetensors", b"not what it says"),
-    ],
-)
-def test_files_that_no_text_classifier_can_be_built_from_are_refused(
-    folder: Path, name: str, content: dict[str, Any] | bytes
-) -> None:
-    if isinstance(content, bytes):
-        (folder / name).write_bytes(content)
-    else:
-        change_config(folder, **content)
-
-    with pytest.raises(ModelUnsupportedError) as refused:
-        load(folder)
-
-    assert refused.value.exit_code == 2
-    assert str(folder) in refused.value.message or "no encoder layers" in refused.value.message
-    assert "\n" not in refused.value.message + refused.value.remedy
 
 
 def test_token_ids_that_the_model_lacks_are_refused_before_the_first_step(folder: Path) -> None:
@@ -198,15 +162,13 @@ def test_a_tokenizer_that_can_not_be_used_is_refused_with_the_true_cause(
 Weights = dict[str, torch.Tensor]
 
 
-def without(*parts: str) -> Callable[[Weights], Weights]:
-    return lambda weights: {
-        name: one for name, one in weights.items() if not any(part in name for part in parts)
-    }
+def without_query_biases(weights: Weights) -> Weights:
+    return {name: one for name, one in weights.items() if "query.bias" not in name}
 
 
 UNFIT: dict[str, tuple[Callable[[Weights], Weights], dict[str, Any], str]] = {
     "fewer words": (lambda weights: weights, {"vocab_size": 310}, "has shape .300, 32. instead"),
-    "a parameter of each layer": (without("query.bias"), {}, "query.bias is missing"),
+    "a parameter of each layer": (without_query_biases, {}, "query.bias is missing"),
     "fewer layers": (lambda weights: weights, {"num_hidden_layers": 4}, "layer.3.* is missing"),
     "more layers": (
         lambda weights: weights,

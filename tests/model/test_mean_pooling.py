@@ -5,19 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, EUROBERT, SIZES, save_tiny_model, tiny_model
+from tiny_models import ARCHITECTURES, EUROBERT, save_tiny_model, tiny_model
 from tiny_training import random_texts
-from transformers import AlbertConfig, AutoModelForSequenceClassification, PreTrainedModel, pipeline
+from transformers import AutoModelForSequenceClassification, pipeline
 
 from finetune.config.schema import Pooling
-from finetune.errors import ModelUnsupportedError
 from finetune.model.load import TextModel, load_model, save_model
-from finetune.model.mean_pooling import (
-    compute_only_first_token,
-    has_mean_layer,
-    pool_by_mean,
-    pool_shape_by_mean,
-)
+from finetune.model.mean_pooling import compute_only_first_token, has_mean_layer, pool_by_mean
 from finetune.model.structure import encoder_layers
 from finetune.tasks.single import Single
 from finetune.tokenization.examples import collate
@@ -92,19 +86,3 @@ def test_a_saved_model_is_a_plain_one_that_is_recognized_and_not_changed_again(
     undone = load(tmp_path / "model", "cls")
     assert undone.pooling == "cls"
     assert len(encoder_layers(undone.model)) == len(text_model.structure.layers)
-
-
-def albert() -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(
-        AlbertConfig(**SIZES, embedding_size=16)
-    )
-    return model
-
-
-def test_a_model_whose_layers_share_weights_stays_as_it_is() -> None:
-    model = albert()
-    config, names = model.config.to_dict(), list(model.state_dict())
-    assert not pool_by_mean(model)
-    assert (model.config.to_dict(), list(model.state_dict())) == (config, names)
-    with pytest.raises(ModelUnsupportedError, match="can't be used with AlbertForS"):
-        pool_shape_by_mean(model.config)

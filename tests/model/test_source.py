@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_server import HubServer, hub_client
+from hub_server import hub_client
 from tiny_models import save_tiny_model, tiny_model
 
 from finetune.errors import HubNotReachableError, ModelNotFoundError, ModelUnsupportedError
@@ -59,22 +59,6 @@ def test_what_has_no_config_is_no_model_nor_looked_up_on_the_hub(folder: Path) -
     with pytest.raises(ModelNotFoundError, match="no model with this name on the Hub") as raised:
         find("./models/tiny")
     assert raised.value.remedy.startswith("check the spelling")
-
-
-def test_name_that_is_no_folder_is_looked_up_on_the_hub(folder: Path, tmp_path: Path) -> None:
-    with (
-        HubServer(models={"owner/tiny": folder}) as hub,
-        hub_client(endpoint=hub.endpoint, home=tmp_path / "hub"),
-    ):
-        source = find("owner/tiny")
-        shape = find_model("owner/tiny", revision=source.commit, with_weights=False)
-
-    assert source.name == "owner/tiny"
-    assert source.commit is not None
-    assert len(source.commit) == 40
-    assert (shape.folder, shape.commit) == (source.folder, source.commit)
-    assert source.weights_sha256 == find(folder).weights_sha256
-    assert source.tokenizer_sha256 == find(folder).tokenizer_sha256
 
 
 def test_digests_change_with_what_they_are_of_and_nothing_else(folder: Path) -> None:

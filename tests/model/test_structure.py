@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification, FunnelConfig, Squee
 
 from finetune.config.schema import Mode
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import ConfigurationError, ModelUnsupportedError
+from finetune.errors import ModelUnsupportedError
 from finetune.model.structure import (
     Structure,
     count_parameters,
@@ -124,22 +124,11 @@ def test_a_mode_trains_its_part_and_nothing_else_gets_a_gradient_or_dropout(
             assert module.training == any(one.requires_grad for one in parameters)
 
 
-def test_more_layers_than_there_are_is_refused() -> None:
-    model = tiny_model()
-
-    with pytest.raises(ConfigurationError, match="has 3 layers, not 4") as caught:
-        freeze_parameters(model, find_structure(model), mode=Mode("last-4"))
-
-    assert "at most 3" in caught.value.remedy
-
-
-def train_once(model: nn.Module, inputs: Inputs, *, precision: torch.dtype) -> list[torch.Tensor]:
+def train_once(model: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
     """Return the gradients of one backward pass with dropout, and the next random number."""
     set_training(model)
     torch.manual_seed(1)
-    with torch.autocast("cpu", dtype=precision, enabled=precision != torch.float32):
-        logits = model(**inputs).logits
-    logits.float().square().sum().backward()
+    model(**inputs).logits.square().sum().backward()
     gradients = [one.grad for one in model.parameters() if one.grad is not None]
     return [*gradients, torch.rand(1)]
 
@@ -156,7 +145,7 @@ def test_gradients_and_random_numbers_are_those_without_it(architecture: str, mo
             enable_gradient_checkpointing(model, CpuDevice())
         examples = random_examples(4, takes_4d_mask=structure.takes_4d_mask)
         inputs = examples.inputs_of(np.arange(4), 16)
-        found.append(train_once(model, inputs, precision=torch.float32))
+        found.append(train_once(model, inputs))
 
     assert len(found[0]) == len(found[1])
     assert all(map(torch.equal, *found))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from planted_faults import ZeroRows, plant
+from planted_faults import Fault, plant, zero_last_row
 from prepared_runs import (
     begin_run,
     finish_run,
@@ -42,7 +42,7 @@ def test_a_run_of_a_device_that_begins_to_err_keeps_no_model(
 
     def plant_once(event: Event) -> None:
         if isinstance(event, Step) and event.step == 5:
-            plant(run.trainer, ZeroRows())
+            plant(run.trainer, Fault(torch.nn.functional.linear, zero_last_row))
 
     with (
         sent_to(plant_once),

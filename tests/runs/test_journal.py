@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,26 +145,22 @@ def test_a_tracker_leaves_the_environment_and_the_users_accelerator_alone(
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def step_event(number: int) -> Step:
-    return Step(number, 10, number / 10, 1.5, 1e-3, 10.0, 1024, 2048, 6 * 2**30, 1.0)
-
-
 def test_a_full_disk_leaves_no_torn_row(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     emit = Journal()
     emit.open(folder)
-    emit(step_event(1))
+    emit(replace(STEP, step=1))
     size = folder.metrics_file.stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
     try:
-        emit(step_event(2))
+        emit(replace(STEP, step=2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     assert folder.metrics_file.stat().st_size == size
-    emit(step_event(3))
+    emit(replace(STEP, step=3))
     assert [row["step"] for row in read_jsonl(folder.metrics_file)] == [1, 2, 3]
 
 

@@ -100,31 +100,25 @@ def choose(*, rows: int = 20, task: Task = TASK, **options: Any) -> TrainingMeth
         ({"label_smoothing": 0.1, "freeze_core": True}, (True, False)),
         ({"task": Regression()}, (False, False)),
         ({"task": Regression(), "freeze_core": True}, (True, False)),
+        *(
+            (options | mode, (False, False))
+            for options in (
+                {"learning_rate": 1e-3},
+                {"num_train_epochs": 5.0},
+                {"max_steps": 10},
+                {"fit_head": "off"},
+                {"loss": "focal"},
+            )
+            for mode in ({}, {"freeze_core": True})
+        ),
     ],
     ids=str,
 )
-def test_the_method_depends_on_rows_mode_and_task(
+def test_the_method_depends_on_rows_mode_task_and_options_of_gradient_descent(
     options: dict[str, Any], expected: tuple[bool, bool]
 ) -> None:
     method = choose(**options)
     assert (method.fits_head, method.is_contrastive) == expected
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"learning_rate": 1e-3},
-        {"num_train_epochs": 5.0},
-        {"max_steps": 10},
-        {"fit_head": "off"},
-        {"loss": "focal"},
-    ],
-)
-@pytest.mark.parametrize("mode", [{}, {"freeze_core": True}])
-def test_options_of_gradient_descent_select_it(
-    mode: dict[str, Any], options: dict[str, Any]
-) -> None:
-    assert choose(**mode, **options) == TrainingMethod()
 
 
 @pytest.mark.parametrize("mode", [{}, {"freeze_core": True}])

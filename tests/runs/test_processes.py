@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from process_worker import Work, work
-from tiny_runs import QUICK, run_tiny, weights_of
+from tiny_runs import QUICK, at, run_tiny, weights_of
 
 import finetune
+from finetune.events import Step
 from finetune.files import read_json, read_jsonl
 
 # All runs are trained by one launch of two processes, which takes 16 s.
@@ -83,17 +84,9 @@ class Runs:
         folder = self.together("resumed")
         with pytest.raises(ZeroDivisionError):
             run_tiny(
-                folder, model=self.model, emit=fail_at_step(6), save_strategy="epoch",
+                folder, model=self.model, emit=at(Step, 6, lambda: 1 / 0), save_strategy="epoch",
                 **self._options("full"),
             )  # fmt: skip
-
-
-def fail_at_step(number: int) -> Any:
-    def emit(event: Any) -> None:
-        if getattr(event, "learning_rate", None) is not None and event.step == number:
-            raise ZeroDivisionError
-
-    return emit
 
 
 # Old versions of PyTorch and tokenizers print lines of their own.

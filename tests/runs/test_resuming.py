@@ -3,13 +3,20 @@
 import json
 import shlex
 import shutil
-import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import QUICK, have_same_bits, logged_metrics, run_tiny, unfinished_files, weights_of
+from tiny_runs import (
+    QUICK,
+    at,
+    have_same_bits,
+    logged_metrics,
+    press_ctrl_c,
+    run_tiny,
+    unfinished_files,
+    weights_of,
+)
 
 import finetune
 from finetune.errors import ConfigurationError, InterruptionError, NotARunError, UsageError
@@ -17,20 +24,6 @@ from finetune.events import Emit, Event, Info, Stage, Step, WarningMessage
 from finetune.files import read_json
 from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
 from finetune.runs.folder import RunFolder
-
-
-def at(kind: type[Event], value: int | str, act: Callable[[], None]) -> Emit:
-    """Return an ``Emit`` that acts when a step is reported, or at the start of a stage."""
-
-    def emit(event: Event) -> None:
-        if isinstance(event, kind) and value == vars(event).get("step", vars(event).get("name")):
-            act()
-
-    return emit
-
-
-def press_ctrl_c() -> None:
-    signal.raise_signal(signal.SIGINT)
 
 
 def press_twice() -> None:

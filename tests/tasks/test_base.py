@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from tiny_models import COMMON_WORDS
 from tiny_runs import copy_run, run_tiny
-from transformers import pipeline
 
 import finetune
 from finetune.errors import UsageError
@@ -97,16 +96,6 @@ def test_the_task_type_is_found_and_saved_as_transformers_names_it(run: Path) ->
     assert own["task"] == results["task"]
     if results["task"] == "multi":
         assert results["class_names"] == ["pet", "place"] == list(own["thresholds"])
-
-
-def test_the_pipeline_gives_the_same_predictions(run: Path) -> None:
-    texts = [row["text"] for row in ROWS[:5]]
-    predictions = finetune.predict(run, texts, device="cpu", all_scores=True)
-    found = pipeline("text-classification", model=str(run / "model"), top_k=None)(texts)
-    for prediction, scores in zip(predictions, found, strict=True):
-        expected = prediction.probabilities or {"LABEL_0": prediction.value}
-        by_name = {one["label"]: one["score"] for one in scores}
-        assert by_name == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_run_is_evaluated_again_to_the_same_metrics(run: Path, tmp_path: Path) -> None:

@@ -3,24 +3,7 @@ import time
 
 import pytest
 
-from finetune.training.interruption import STOP_SIGNALS, Stopped, stop_on_signal
-
-
-@pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_first_signal_is_noted_and_does_not_raise(number: signal.Signals) -> None:
-    with stop_on_signal() as should_stop:
-        assert should_stop.number is None
-        signal.raise_signal(number)
-        assert should_stop.number == number
-
-
-@pytest.mark.parametrize("second", STOP_SIGNALS)
-def test_second_signal_raises_at_once(second: signal.Signals) -> None:
-    with stop_on_signal():
-        signal.raise_signal(signal.SIGINT)
-        with pytest.raises(Stopped) as stop:
-            signal.raise_signal(second)
-        assert stop.value.number == second
+from finetune.training.interruption import Stopped, stop_on_signal
 
 
 def test_a_copy_of_the_first_signal_that_a_launcher_sends_does_not_raise(

@@ -246,13 +246,6 @@ def test_step_that_fp16_leaves_out_after_resuming_is_noticed() -> None:
     assert not state.took_last_step
 
 
-def optimizer_of(
-    model: nn.Module, *, head: frozenset[str] = frozenset(), **options: Any
-) -> torch.optim.Optimizer:
-    plan = Plan(peak=1e-3, total_steps=1, **options)
-    return build_optimizer(model, plan, head=head, device=CpuDevice())
-
-
 def by_name(model: nn.Module, optimizer: torch.optim.Optimizer, setting: str) -> dict[str, float]:
     """Return a setting of the parameter groups for each parameter that the optimizer changes."""
     name_of = {parameter: name for name, parameter in model.named_parameters()}
@@ -267,22 +260,16 @@ def expected(model: nn.Module, value_of: Callable[[str], float]) -> dict[str, fl
     return {name: value_of(name) for name, _ in model.named_parameters()}
 
 
-def test_matrices_decay_and_vectors_do_not() -> None:
+def test_matrices_decay_vectors_do_not_and_the_head_has_a_learning_rate_of_its_own() -> None:
     model = tiny_model()
     head = find_structure(model).head
+    plan = Plan(peak=1e-3, total_steps=1, weight_decay=0.25, head_lr_multiplier=10.0)
 
-    optimizer = optimizer_of(model, head=head, weight_decay=0.25)
+    optimizer = build_optimizer(model, plan, head=head, device=CpuDevice())
 
     assert by_name(model, optimizer, "weight_decay") == expected(
         model, lambda name: 0.0 if name.endswith("bias") or "LayerNorm" in name else 0.25
     )
-
-
-def test_head_has_a_learning_rate_of_its_own() -> None:
-    model = tiny_model()
-    head = find_structure(model).head
-    optimizer = optimizer_of(model, head=head, head_lr_multiplier=10.0)
-
     for rate in (0.5, 0.125):
         set_learning_rate(optimizer, rate)
 

@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from finetune.devices.base import BatchSize, Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.cuda import CudaDevice
-from finetune.errors import BatchDoesNotFitError
 from finetune.training.optimizers import make_state
 
 ROWS = 13
@@ -144,21 +143,6 @@ def test_repeated_step_draws_the_random_numbers_of_a_first_attempt() -> None:
 
     assert scarce.failures == 1
     assert_same(training, expected, tolerance=0)
-
-
-def test_one_row_that_does_not_fit_ends_with_a_remedy_and_changes_nothing() -> None:
-    training = Training(batch_size=4)
-    before = training.parameters()
-    scarce = ScarceMemory(0, at=30, error=ERROR)
-
-    with (
-        scarce,
-        pytest.raises(BatchDoesNotFitError, match="cpu ran out of memory with a single example"),
-    ):
-        training.take(0, scarce)
-
-    for name, parameter in training.parameters().items():
-        assert torch.equal(parameter, before[name])
 
 
 @pytest.mark.cuda

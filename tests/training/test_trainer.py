@@ -4,7 +4,6 @@ import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,19 +11,18 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import VOCABULARY_SIZE
-from tiny_training import copied_parameters, random_examples, take_steps, tiny_trainer
+from tiny_training import random_examples, tiny_trainer
 
 from finetune import events
 from finetune.devices.base import BatchSize
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import FinetuneError, LossNotFiniteError
 from finetune.events import sent_to
-from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
 from finetune.tasks.metrics import SINGLE
 from finetune.tokenization.examples import Examples
 from finetune.training import trainer as trainer_module
 from finetune.training.interruption import Stopped
-from finetune.training.snapshot import Progress, capture_state, restore_state
+from finetune.training.snapshot import Progress
 from finetune.training.trainer import Trainer
 
 ROWS, BATCH, STEPS_PER_EPOCH = 23, 4, 6
@@ -214,34 +212,6 @@ def test_a_model_that_does_not_train_is_noticed_unless_its_run_was_resumed() -> 
     with pytest.raises(FinetuneError, match="trained but the same"):
         run(0)
     assert run(9).steps == 12
-
-
-def save(folder: Path, trainer: Trainer, progress: Progress) -> None:
-    trainer.progress = progress
-    tensors, state = capture_state(trainer)
-    write_checkpoint(folder, tensors=tensors, state=state)
-
-
-@pytest.mark.parametrize(("mode", "precision"), [("full", "bf16"), ("last-1", "fp32")])
-def test_interrupted_training_goes_on_bit_for_bit(
-    tmp_path: Path, mode: str, precision: str
-) -> None:
-    examples = random_examples(6)
-    whole = tiny_trainer(mode=mode, precision=precision)
-    expected_losses = take_steps(whole, examples, range(6))
-
-    first = tiny_trainer(mode=mode, precision=precision)
-    losses = take_steps(first, examples, range(3))
-    save(tmp_path / "checkpoint", first, Progress(steps=3))
-    second = tiny_trainer(mode=mode, precision=precision)
-    torch.manual_seed(99)
-    restore_state(second, *read_checkpoint(tmp_path / "checkpoint"))
-    losses += take_steps(second, examples, range(second.progress.steps, 6))
-
-    assert losses == expected_losses
-    expected = copied_parameters(whole.model)
-    for name, parameter in copied_parameters(second.model).items():
-        assert torch.equal(parameter, expected[name])
 
 
 def test_a_falling_loss_is_an_improvement_where_the_score_stands_still() -> None:
