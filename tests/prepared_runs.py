@@ -31,12 +31,12 @@ def prepare_tiny(model: Path, **options: Any) -> RunInputs:
 
 
 @contextmanager
-def begin_run(inputs: RunInputs, path: Path, *, resumes: bool = False) -> Iterator[Run]:
+def begin_run(inputs: RunInputs, path: Path) -> Iterator[Run]:
     """Yield a run that is ready for its next step, in a locked folder."""
     folder = RunFolder(path)
     with (
-        folder.lock() if resumes else folder.make(overwrite=False),
-        Run.begin(inputs, folder, resumes=resumes, journal=Journal()) as run,
+        folder.make(overwrite=False),
+        Run.begin(inputs, folder, resumes=False, journal=Journal()) as run,
     ):
         yield run
 

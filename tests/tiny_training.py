@@ -68,28 +68,22 @@ def give_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("finetune.devices.cpu.BatchShapes", lambda: FEW_SHAPES)
 
 
-def random_texts(
-    rows: int = 23, *, pads_left: bool = False, longest_tokens: int = 12
-) -> EncodedTexts:
-    """Return texts of 3 or more random, non-special tokens, the same for the same call."""
+def random_texts(rows: int = 23) -> EncodedTexts:
+    """Return texts of 3 to 12 random, non-special tokens, the same for the same call."""
     random = np.random.default_rng(rows)
-    lengths = random.integers(3, longest_tokens + 1, size=rows)
+    lengths = random.integers(3, 13, size=rows)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     tokens = random.integers(5, VOCABULARY_SIZE - 1, size=offsets[-1], dtype=np.int32)
     return EncodedTexts(
-        {"input_ids": tokens}, offsets, {"input_ids": 0}, pads_left, truncated_texts=0
+        {"input_ids": tokens}, offsets, {"input_ids": 0}, pads_left=False, truncated_texts=0
     )
 
 
 def random_examples(
-    rows: int = 23,
-    *,
-    class_weights: NDArray[np.float32] | None = None,
-    takes_4d_mask: bool = True,
-    longest_tokens: int = 12,
+    rows: int = 23, *, class_weights: NDArray[np.float32] | None = None, takes_4d_mask: bool = True
 ) -> Examples:
     """Return random texts with random classes."""
-    texts = random_texts(rows, longest_tokens=longest_tokens)
+    texts = random_texts(rows)
     labels = np.random.default_rng(rows).integers(0, CLASSES, size=rows)
     weights = np.ones(CLASSES, np.float32) if class_weights is None else class_weights
     inputs = inputs_of_texts(texts, takes_4d_mask=takes_4d_mask)
@@ -104,7 +98,6 @@ def tiny_trainer(
     precision: str = "fp32",
     peak: float = 1e-3,
     total_steps: int = 12,
-    head_lr_multiplier: float = 1.0,
     max_grad_norm: float = 1.0,
     dropout: float = 0.1,
     **options: Any,
@@ -124,7 +117,6 @@ def tiny_trainer(
         peak=peak,
         total_steps=total_steps,
         warmup_steps=2,
-        head_lr_multiplier=head_lr_multiplier,
         max_grad_norm=max_grad_norm,
         precision=precision,
         **options,

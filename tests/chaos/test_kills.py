@@ -12,12 +12,12 @@ import pytest
 @pytest.mark.slow
 def test_killed_runs_end_as_if_nothing_had_happened(tiny_folder: Path, tmp_path: Path) -> None:
     program = Path(__file__).with_name("kills.py")
-    runs = int(os.environ.get("KILLED_RUNS", "300"))
-    arguments = [str(tiny_folder), str(tmp_path), str(runs), "0"]
+    runs = int(os.environ.get("KILLED_RUNS", "100"))
+    arguments = [str(tiny_folder), str(tmp_path), str(runs)]
     child = subprocess.run(
         [sys.executable, str(program), *arguments], capture_output=True, text=True, cwd=tmp_path
     )
     assert child.returncode == 0, child.stderr
     found = json.loads(child.stdout.splitlines()[-1])
-    assert found["same"] == found["runs"] == runs, found
+    assert found["same"] == runs, found
     assert found["killed"] >= 1, found

@@ -9,29 +9,24 @@ from finetune.commands.console import LITERAL, View, showing
 from finetune.events import Advance, Event, Info, Stage, Step, Validation, WarningMessage
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
+
+
+def step(number: int, *, total: int = 14_000) -> Step:
+    return Step(number, total, number / total, 1.5, 3e-5, 12_310.4, 3 * 2**29, 2**31, 2**36, 42.4)
+
+
 EVENTS: list[Event] = [
     Advance(done=640, total=1280),
     Info("reading [bold]things[/] :smile:"),
     WarningMessage("something is [red]odd[/]", remedy="look at it"),
     WarningMessage("something else is odd"),
-    Step(
-        step=5,
-        total_steps=20,
-        epoch=0.25,
-        loss=1.5,
-        learning_rate=3e-5,
-        examples_per_second=120.4,
-        memory_bytes=3 * 2**29,
-        reserved_bytes=2 * 2**30,
-        budget_bytes=6 * 2**30,
-        remaining_seconds=42.4,
-    ),
+    step(5, total=20),
     Validation(step=20, epoch=1.0, metrics={"accuracy": 0.5, "loss": 1.25}, is_best=True),
 ]
 
 
-def show_all(*, is_quiet: bool = False, has_progress: bool = True) -> None:
-    with showing(quiet=is_quiet, no_progress=not has_progress) as emit:
+def show_all(*, is_quiet: bool = False) -> None:
+    with showing(quiet=is_quiet, no_progress=False) as emit:
         for event in EVENTS:
             emit(event)
 
@@ -48,7 +43,7 @@ def test_elsewhere_than_on_a_terminal_events_are_plain_lines_on_standard_error(
         "reading [bold]things[/] :smile:",
         "warning: something is [red]odd[/] (look at it)",
         "warning: something else is odd",
-        "step 5/20  loss 1.500  lr 3.0e-05  120 examples/s  1.50 GiB  42 s left",
+        "step 5/20  loss 1.500  lr 3.0e-05  12,310 examples/s  1.50 GiB  42 s left",
         "epoch 1.00: validation accuracy 0.5000, loss 1.2500  (best so far)",
     ]
 
@@ -74,10 +69,6 @@ def test_a_terminal_shows_a_moving_line_and_colours(monkeypatch: pytest.MonkeyPa
 def view(*, has_bar: bool = False, **options: Any) -> tuple[View, io.StringIO]:
     console = Console(file=(shown := io.StringIO()), width=200, **LITERAL, **options)
     return View(console, has_bar=has_bar), shown
-
-
-def step(number: int, *, total: int = 14_000) -> Step:
-    return Step(number, total, number / total, 1.5, 3e-5, 12_310.4, 3 * 2**29, 2**31, 2**36, 42.4)
 
 
 @pytest.mark.parametrize(("epochs", "steps_per_epoch", "max_lines"), [(100, 23, 10), (6, 50, 16)])

@@ -17,10 +17,10 @@ def write(name: str, content: str) -> str:
     return name
 
 
-def table_of(*rows: str, header: str = "text,label", name: str = "rows.csv") -> str:
+def table_of(*rows: str) -> str:
     """Write a few rows of two classes, and these rows."""
     plain = [f"the river {number},{'xy'[number % 2]}" for number in range(40)]
-    return write(name, "\n".join([header, *plain, *rows]))
+    return write("rows.csv", "\n".join(["text,label", *plain, *rows]))
 
 
 def lines_of(output: str) -> list[str]:

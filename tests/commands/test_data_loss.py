@@ -11,22 +11,6 @@ import finetune
 from finetune.errors import InterruptionError
 from finetune.events import Step
 
-PROJECT = ("config.yaml", "checkpoints/epoch=9.ckpt", "model/net.py", "previous/notes.txt", ".lock")
-
-
-@pytest.mark.parametrize(
-    "how",
-    [["--resume-from-checkpoint", "auto"], ["--overwrite"], ["--seeds", "2", "--overwrite"]],
-    ids=["auto", "overwrite", "seeds"],
-)
-def test_a_project_with_the_names_of_a_run_is_refused(
-    how: list[str], command: Command, tiny_folder: Path, tmp_path: Path
-) -> None:
-    planted = write(tmp_path / "project", *PROJECT)
-    run = ("run", "--model", tiny_folder, "--output-dir", tmp_path / "project", *flags())
-    command(*run, *how).assert_refused(2, "finetune did not write", "--output-dir")
-    assert_kept(planted)
-
 
 def test_overwriting_a_run_keeps_and_names_what_was_put_into_it(
     command: Command, finished_run: Path, tiny_folder: Path, tmp_path: Path

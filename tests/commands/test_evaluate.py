@@ -133,14 +133,6 @@ def test_rows_that_were_in_training_are_counted_and_left_out(
     assert "training" not in command(*arguments, rest).output
 
 
-def test_unknown_labels_are_named_and_the_command_exits_with_3(
-    table_run: Path, tmp_path: Path, command: Command
-) -> None:
-    data = write_rows(tmp_path / "rows.csv", [("how", "manner"), ("who", "person"), ("x", "why")])
-    outcome = command("evaluate", table_run, "--device", "cpu", "--data", data)
-    outcome.assert_refused(3, "manner, why", "person, place, time")
-
-
 @pytest.mark.parametrize("command_and_texts", [["evaluate"], ["predict", "Who?"]])
 def test_the_device_may_be_set_by_the_environment(
     command_and_texts: list[str],

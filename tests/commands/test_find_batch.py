@@ -30,11 +30,8 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def search(emitted: list[Event] | None = None, **options: Any) -> tuple[Result, ...]:
-    emit = (emitted if emitted is not None else []).append
-    return finetune.find_batch(
-        emit=emit, **{"device": "cpu", "fresh": True, "max_length": 16} | options
-    ).results
+def search(**options: Any) -> tuple[Result, ...]:
+    return finetune.find_batch(device="cpu", fresh=True, max_length=16, **options).results
 
 
 @pytest.mark.parametrize(

@@ -81,15 +81,7 @@ def test_a_second_signal_while_a_checkpoint_is_written_leaves_a_run_to_resume(
     send_at("validation", signal.SIGTERM, monkeypatch)
     command(*arguments).assert_refused(143, "stopped after step 2 of 4")
     send_at("saving", signal.SIGHUP, monkeypatch, times=2)
-    again = (
-        "run",
-        "--resume-from-checkpoint",
-        run,
-        "--save-strategy",
-        "steps",
-        "--save-steps",
-        "1",
-    )
-    command(*again).assert_refused(129, str(run))
+    saves = ("--save-strategy=steps", "--save-steps=1")
+    command("run", "--resume-from-checkpoint", run, *saves).assert_refused(129, str(run))
     finetune.run(resume_from_checkpoint=run)
     assert unfinished_files(run) == []

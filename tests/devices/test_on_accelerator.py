@@ -29,6 +29,22 @@ def gpu(request: pytest.FixtureRequest) -> Device:
     return select_device(request.param)
 
 
+def test_memory_is_counted_released_and_refused(gpu: Device) -> None:
+    gpu.memory.reset_peak()
+    before_bytes = gpu.memory.allocated_bytes()
+    filled = torch.ones(64, 2**20, dtype=torch.uint8, device=gpu.torch_device)
+    gpu.synchronize()
+    assert gpu.memory.allocated_bytes() - before_bytes >= filled.nbytes
+    del filled
+    gpu.memory.release()
+    assert gpu.memory.allocated_bytes() == before_bytes
+    peak_bytes = gpu.memory.peak_bytes()
+    assert peak_bytes is None or peak_bytes >= before_bytes + 64 * 2**20
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**46, device=gpu.torch_device)
+    assert gpu.memory.is_out_of_memory(caught.value)
+
+
 @pytest.mark.parametrize("mode", ["full", "last-1", "head", "classifier"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_it_computes_what_the_processor_does(gpu: Device, architecture: str, mode: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from machines import MACHINES, a_mac, pretend
+from machines import MACHINES, pretend
 
 from finetune import events
 from finetune.devices.base import DeviceMemory
@@ -12,7 +12,7 @@ from finetune.devices.cpu import CpuDevice, CpuMemory
 from finetune.devices.cuda import CudaMemory
 from finetune.devices.host import HIGH
 from finetune.devices.mps.device import MpsMemory
-from finetune.devices.select import check_device, describe_mps, select_device
+from finetune.devices.select import check_device, select_device
 from finetune.events import Event, sent_to
 
 
@@ -58,15 +58,6 @@ def test_refused_memory_is_out_of_memory(
 @pytest.fixture(autouse=True)
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(HIGH, raising=False)
-
-
-def test_a_gpu_is_described_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(a_mac(chip="Apple M4 Max", memory_gib=128.0), monkeypatch)
-    gpu, memory, *faults = describe_mps()
-    assert gpu.finding.startswith("built, available and usable: Apple M4 Max GPU")
-    assert memory.status == "ok"
-    assert memory.finding == "recommended working set 96.0 GiB of 128.0 GiB"
-    assert {fault.name for fault in faults} == {"known_fault"}
 
 
 @pytest.mark.parametrize("name", MACHINES)

@@ -88,18 +88,16 @@ def freeze(model: PreTrainedModel, mode: str) -> Structure:
     return structure
 
 
-def split(
-    model: PreTrainedModel, structure: Structure, *, pads_left: bool = False
-) -> FrozenLayers | None:
+def split(model: PreTrainedModel, structure: Structure) -> FrozenLayers | None:
+    mask = structure.takes_4d_mask
     return split_frozen(
-        model, device=CpuDevice(), precision="fp32", takes_4d_mask=structure.takes_4d_mask,
-        pads_left=pads_left,
-    )  # fmt: skip
+        model, device=CpuDevice(), precision="fp32", takes_4d_mask=mask, pads_left=False
+    )
 
 
-def batch_of(structure: Structure, *, pads_left: bool = False) -> Inputs:
+def batch_of(structure: Structure) -> Inputs:
     """Return examples of 3 to 12 tokens, padded to 14."""
-    tensors = collate(random_texts(8, pads_left=pads_left), np.arange(8), padded_length=14)
+    tensors = collate(random_texts(8), np.arange(8), padded_length=14)
     return prepare_mask(tensors, takes_4d_mask=structure.takes_4d_mask)
 
 
@@ -122,14 +120,14 @@ def train_steps(model: nn.Module, inputs: Inputs, structure: Structure) -> None:
 
 
 def whole_and_split(
-    name: str, mode: str, *, pads_left: bool = False
+    name: str, mode: str
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Train the whole model, and separately the layers above the split; return both."""
     whole, divided = model_of(name), model_of(name)
     structure = freeze(whole, mode)
     freeze(divided, mode)
-    inputs = batch_of(structure, pads_left=pads_left)
-    layers = split(divided, structure, pads_left=pads_left)
+    inputs = batch_of(structure)
+    layers = split(divided, structure)
     assert layers is not None
     ready = above(layers, inputs)
     train_steps(whole, inputs, structure)

@@ -14,11 +14,11 @@ from finetune.model.lora import Adapter, add_adapters
 from finetune.model.structure import Structure, find_structure, freeze_parameters
 
 
-def adapt(model: PreTrainedModel, *, mode: str = "lora", targets: str = "auto") -> Structure:
+def adapt(model: PreTrainedModel) -> Structure:
     """Add adapters to a model, with random values as if they were trained."""
-    lora = Lora(rank=2, alpha=4, dropout=0.0, targets=targets)
-    structure = add_adapters(model, find_structure(model), lora, mode=Mode(mode))
-    freeze_parameters(model, structure, mode=Mode(mode))
+    lora = Lora(rank=2, alpha=4, dropout=0.0, targets="auto")
+    structure = add_adapters(model, find_structure(model), lora, mode=Mode("lora"))
+    freeze_parameters(model, structure, mode=Mode("lora"))
     return structure
 
 

@@ -43,17 +43,6 @@ def test_steps_follow_from_epochs_rows_and_max_steps(
     assert plan.real_token_fraction(examples) == examples.lengths.sum() / tokens
 
 
-def test_defaults_depend_on_model_and_mode(tiny_folder: Path) -> None:
-    options: dict[str, Any] = {"learning_rate": None, "num_train_epochs": None}
-    options |= {"contrastive": "off", "fit_head": "off", "validation_fraction": 0.1}
-    full = make_plan(prepare_tiny(tiny_folder, **options))
-    assert full.peak == pytest.approx(5e-5 * 768 / 32)
-    assert (full.num_train_epochs, full.patience) == (40, 8)  # few rows
-    head = make_plan(prepare_tiny(tiny_folder, freeze_core=True, **options))
-    assert head.peak == 5e-4
-    assert (head.num_train_epochs, head.patience, head.weight_decay) == (100, 30, 0)
-
-
 def test_the_configuration_keeps_what_was_chosen_by_default(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

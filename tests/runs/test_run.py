@@ -11,7 +11,6 @@ from tiny_runs import have_same_bits, logged_metrics, run_tiny, weights_of
 
 import finetune
 from finetune.errors import LossNotFiniteError
-from finetune.events import Event, Info, Stage, Step, Validation
 
 
 def config_text(run: Path) -> str:
@@ -46,24 +45,6 @@ def test_the_configuration_alone_makes_the_same_run_again_from_anywhere(
     finetune.run(str(home / "first" / "config.yaml"), output_dir="second")
     assert config_text(elsewhere / "second") == config_text(home / "first")
     assert have_same_bits(weights_of(elsewhere / "second"), weights_of(home / "first"))
-
-
-def test_events_come_in_order(tiny_folder: Path, tmp_path: Path) -> None:
-    emitted: list[Event] = []
-    options = {"max_train_samples": 32, "num_train_epochs": 1}
-    run_tiny(tmp_path / "run", model=tiny_folder, emit=emitted.append, **options)
-    kinds = [type(event) for event in emitted if isinstance(event, Step | Validation)]
-    assert kinds == [Step, Step, Validation]
-    stages = [event for event in emitted if isinstance(event, Stage)]
-    started = [event.name for event in stages if event.seconds is None]
-    assert started == [
-        *("data", "model", "tokenize", "features"),
-        *("train", "saving", "test", "report"),
-    ]
-    assert [event.name for event in stages if event.seconds is not None] == started
-    stages = " ".join(event.message for event in emitted if isinstance(event, Info))
-    for word in ("device", "questions", "32 train", "mode full", "learning rate 0.001", "test"):
-        assert word in stages
 
 
 def test_a_loss_that_is_not_finite_names_the_texts_and_what_to_lower(

@@ -26,7 +26,6 @@ from finetune.devices.base import BatchShapes
 from finetune.errors import FinetuneError
 from finetune.events import sent_to
 from finetune.model.structure import set_training
-from finetune.tokenization.examples import Examples
 from finetune.training import checks
 from finetune.training.checks import Difference, ParameterGuard, check_device
 from finetune.training.trainer import Trainer
@@ -42,13 +41,11 @@ class AnyShapes(OtherDevice):
         self.shapes = BatchShapes()
 
 
-def check(
-    state: Trainer, *, examples: Examples = EXAMPLES, step: int = 0, batch_size: int = 4
-) -> None:
+def check(state: Trainer, *, step: int = 0) -> None:
     lengths = sorted({state.device.shapes.padded_length(length) for length in (8, 12)})
     state.plan = replace(state.plan, padded_lengths=lengths)
-    state.batch_size.examples, state.progress.steps = batch_size, step
-    check_device(state, examples)
+    state.batch_size.examples, state.progress.steps = 4, step
+    check_device(state, EXAMPLES)
 
 
 def lively(state: Trainer) -> Trainer:

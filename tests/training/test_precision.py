@@ -43,8 +43,8 @@ def timing(monkeypatch: pytest.MonkeyPatch) -> PlantedTiming:
     return planted
 
 
-def choose(cache: Path, *, device: Device | None = None, hidden_size: int = 32) -> str:
-    return choose_precision(device or CpuDevice(), hidden_size=hidden_size, cache=cache).value
+def choose(cache: Path, *, hidden_size: int = 32) -> str:
+    return choose_precision(CpuDevice(), hidden_size=hidden_size, cache=cache).value
 
 
 def test_a_timing_is_kept_for_the_same_size_and_version_on_the_same_machine(

@@ -48,24 +48,6 @@ def test_precisions_and_batches_are_those_that_pytorch_computes_right(
     assert (device.precisions, device.shapes.min_examples) == (precisions, examples)
 
 
-@pytest.mark.mps
-def test_memory_is_counted_released_and_refused_on_a_real_gpu() -> None:
-    device = MpsDevice()
-    device.memory.reset_peak()
-    before_bytes = device.memory.allocated_bytes()
-    filled = torch.ones(64, 2**20, dtype=torch.uint8, device=device.torch_device)
-    device.synchronize()
-    assert device.memory.allocated_bytes() - before_bytes >= filled.nbytes
-    del filled
-    device.memory.release()
-    assert device.memory.allocated_bytes() == before_bytes
-    peak_bytes = device.memory.peak_bytes()
-    assert peak_bytes is None or peak_bytes >= before_bytes + 64 * 2**20
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(2**46, device=device.torch_device)
-    assert device.memory.is_out_of_memory(caught.value)
-
-
 @pytest.mark.parametrize(
     ("machine", "reason", "remedy"),
     [
