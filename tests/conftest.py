@@ -102,9 +102,21 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) ->
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> "Command":
     """Return a function that runs the command in this process, to its end."""
-    from tiny_runs import make_command
+    from tiny_runs import Outcome
 
-    return make_command(capsys)
+    from finetune.commands.main import main
+
+    def run(*arguments: str | Path) -> Outcome:
+        capsys.readouterr()
+        code: Any = 0
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as left:
+            code = left.code or 0
+        assert isinstance(code, int)
+        return Outcome(code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture

@@ -44,12 +44,10 @@ class Machine:
         sysctls: Values of macOS's kernel, by name.
         cpuinfo: Content of Linux's ``/proc/cpuinfo``.
         memory_gib: The total memory.
-        available_gib: The available memory.
         is_mps_available: Whether PyTorch reports MPS as available.
         recommended_gib: The recommended working set of the GPU.
         cuda: The version of CUDA that PyTorch is built for, if any.
         gpus: Name and free GiB of each NVIDIA GPU, of 139.8 GiB each.
-        has_bf16: Whether these GPUs compute in bf16.
         failure: The error of the first operation on the GPU.
     """
 
@@ -60,12 +58,10 @@ class Machine:
     sysctls: Mapping[str, str] = field(default_factory=dict)
     cpuinfo: str = ""
     memory_gib: float = 16.0
-    available_gib: float = 9.0
     is_mps_available: bool = False
     recommended_gib: float = 0.0
     cuda: str | None = None
     gpus: tuple[tuple[str, float], ...] = ()
-    has_bf16: bool = True
     failure: str | None = None
 
 
@@ -85,7 +81,6 @@ def a_mac(
         python_platform="macosx-11.0-arm64",
         sysctls=sysctls,
         memory_gib=memory_gib,
-        available_gib=memory_gib * 0.5,
         is_mps_available=True,
         recommended_gib=memory_gib * (0.75 if memory_gib > 36 else 2 / 3),
     )
@@ -149,12 +144,7 @@ def pretend(machine: Machine, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch.version, "cuda", machine.cuda)
     total_bytes = 150_110_000_000
     patch.setattr(torch.cuda, "device_count", lambda: len(machine.gpus))
-    # By default, PyTorch counts bf16 as supported if older GPUs emulate it slowly.
-    patch.setattr(
-        torch.cuda,
-        "is_bf16_supported",
-        lambda including_emulation=True: machine.has_bf16 or including_emulation,
-    )
+    patch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
     patch.setattr(
         torch.cuda,
         "get_device_properties",
@@ -179,9 +169,8 @@ def _pretend_system(machine: Machine, patch: pytest.MonkeyPatch) -> None:
             raise FileNotFoundError(path)
         return machine.cpuinfo
 
-    memory = SimpleNamespace(
-        total=int(machine.memory_gib * 2**30), available=int(machine.available_gib * 2**30)
-    )
+    total_bytes = int(machine.memory_gib * 2**30)
+    memory = SimpleNamespace(total=total_bytes, available=total_bytes // 2)
     patch.setattr(platform, "system", lambda: machine.system)
     patch.setattr(platform, "machine", lambda: machine.processor)
     patch.setattr(platform, "platform", lambda: f"{machine.system}-{machine.processor}")

@@ -10,16 +10,9 @@ from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
     AutoModelForSequenceClassification,
-    BertConfig,
-    DebertaV2Config,
-    DistilBertConfig,
-    ElectraConfig,
-    ModernBertConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
-    RobertaConfig,
-    XLMRobertaConfig,
 )
 
 from finetune.batch_finder.results import Case, architecture_of
@@ -42,34 +35,30 @@ SIZES = {
 }
 
 
+BOUNDS = {"bos_token_id": 2, "eos_token_id": 3}
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "bert": SIZES,
+    "distilbert": {
+        "vocab_size": VOCABULARY_SIZE, "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48,
+        "max_position_embeddings": 64, "pad_token_id": 0,
+    },
+    "roberta": SIZES | BOUNDS,
+    "electra": SIZES | {"embedding_size": 16},
+    "deberta-v2": SIZES | {
+        "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True,
+        "norm_rel_ebd": "layer_norm", "position_buckets": 16, "conv_kernel_size": 3,
+    },
+    "modernbert": SIZES | BOUNDS | {
+        "local_attention": 8, "global_attn_every_n_layers": 2, "cls_token_id": 2, "sep_token_id": 3,
+    },
+    "xlm-roberta": SIZES | BOUNDS,
+    "eurobert": SIZES | BOUNDS,
+}  # fmt: skip
+
+
 def tiny_config(architecture: str) -> PreTrainedConfig:
     """Return the configuration of an encoder with three layers of width 32."""
-    if architecture == "bert":
-        return BertConfig(**SIZES)
-    if architecture == "distilbert":
-        return DistilBertConfig(
-            vocab_size=VOCABULARY_SIZE, dim=32, n_layers=3, n_heads=4, hidden_dim=48,
-            max_position_embeddings=64, pad_token_id=0,
-        )  # fmt: skip
-    if architecture == "roberta":
-        return RobertaConfig(**SIZES, bos_token_id=2, eos_token_id=3)
-    if architecture == "electra":
-        return ElectraConfig(**SIZES, embedding_size=16)
-    if architecture == "deberta-v2":
-        return DebertaV2Config(
-            **SIZES, relative_attention=True, pos_att_type=["p2c", "c2p"], share_att_key=True,
-            norm_rel_ebd="layer_norm", position_buckets=16, conv_kernel_size=3,
-        )  # fmt: skip
-    if architecture == "modernbert":
-        return ModernBertConfig(
-            **SIZES, local_attention=8, global_attn_every_n_layers=2, cls_token_id=2,
-            sep_token_id=3, bos_token_id=2, eos_token_id=3,
-        )  # fmt: skip
-    if architecture == "xlm-roberta":
-        return XLMRobertaConfig(**SIZES, bos_token_id=2, eos_token_id=3)
-    if architecture == "eurobert":
-        return AutoConfig.for_model("eurobert", **SIZES, bos_token_id=2, eos_token_id=3)
-    raise ValueError(architecture)
+    return AutoConfig.for_model(architecture, **ARGUMENTS[architecture])
 
 
 # The oldest transformers that can be installed doesn't know EuroBERT.

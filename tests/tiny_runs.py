@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from safetensors.torch import load_file
 
 import finetune
-from finetune.commands.main import main
 from finetune.events import Emit, Event
 from finetune.files import read_json, read_jsonl, write_json, write_jsonl
 from finetune.runs.folder import RunFolder
@@ -63,22 +61,6 @@ class Outcome:
 
 
 Command = Callable[..., Outcome]
-
-
-def make_command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return a function that runs the command in this process, to its end."""
-
-    def run(*arguments: str | Path) -> Outcome:
-        capsys.readouterr()
-        code: Any = 0
-        try:
-            main([str(argument) for argument in arguments])
-        except SystemExit as left:
-            code = left.code or 0
-        assert isinstance(code, int)
-        return Outcome(code, *capsys.readouterr())
-
-    return run
 
 
 def run_tiny(folder: Path, *, model: Path, **options: Any) -> dict[str, Any]:

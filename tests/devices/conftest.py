@@ -5,13 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from machines import LINUX, LINUX_WITH_CUDA, a_mac, pretend
-
-
-@pytest.fixture
-def pretend_linux(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A computer without a GPU."""
-    pretend(LINUX, monkeypatch)
+from machines import LINUX_WITH_CUDA, a_mac, pretend
 
 
 @pytest.fixture
