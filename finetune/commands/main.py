@@ -247,12 +247,15 @@ def _leave(error: FinetuneBaseError, arguments: list[str]) -> NoReturn:
     if launch.world_size == 1:
         _show(error, arguments)
         sys.exit(error.exit_code)
+    is_lost = isinstance(error, ProcessLostError)
     if launch.rank == 0:
         _show(error, arguments)
-    if launch.rank or isinstance(error, ProcessLostError):
+    if launch.rank or is_lost:
         # Let the main process report the error first, and let the launcher see the lost process.
         time.sleep(_OTHERS_FIRST_SECONDS)
-    if launch.rank and not isinstance(error, ProcessLostError | InterruptionError):
+    # The first process of each host reports that another process is lost.
+    is_silent = launch.local_rank > 0 if is_lost else isinstance(error, InterruptionError)
+    if launch.rank and not is_silent:
         _show(error, arguments, where=f" in process {launch.rank} on {socket.gethostname()}")
     # Exit at once, because an all-reduce on the GPU blocks Python until every rank arrives.
     os._exit(error.exit_code)

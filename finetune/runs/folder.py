@@ -190,7 +190,7 @@ class SeveralFolder(RunFolder):
         if best is not None and self.kind == "seeds":
             return RunFolder(self.path / best)
         remedy = f"choose a run, such as {self.path / self.run_name(numbers[0])}, or train with "
-        remedy += "--validation-fraction 0.1"
+        remedy += "--validation-fraction 0.1, so that the best run is known"
         if self.kind != "seeds":
             file = self.best_file if self.best_file.exists() else self.runs[0].config_file
             remedy = f"train a model on all rows with finetune run {file}"

@@ -10,7 +10,10 @@ import click
 import pytest
 from tiny_runs import Command, finetune_in_a_child
 
+from finetune.commands import main
 from finetune.commands.main import COMMANDS, cli
+from finetune.distributed import Launch
+from finetune.errors import ProcessLostError
 
 HEAVY = {"torch", "transformers", "pydantic", "datasets", "numpy", "rich"}
 
@@ -108,3 +111,18 @@ def test_an_output_without_unicode_shows_the_codes_of_what_it_lacks() -> None:
     shown = finetune_in_a_child("config", "show", "--model", "é—x", environment=environment)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "\\xe9\\u2014x" in shown.stdout
+
+
+@pytest.mark.parametrize(("local_rank", "is_reported"), [(0, True), (1, False)])
+def test_the_first_process_of_each_host_reports_a_lost_process(
+    local_rank: int,
+    is_reported: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    launch = Launch(rank=2 + local_rank, world_size=4, local_rank=local_rank, local_world_size=2)
+    monkeypatch.setattr(main, "read_launch", lambda: launch)
+    monkeypatch.setattr(main, "_OTHERS_FIRST_SECONDS", 0)
+    monkeypatch.setattr("os._exit", lambda code: None)
+    main._leave(ProcessLostError("another process ended", remedy="see its error"), [])
+    assert ("another process ended" in capsys.readouterr().err) is is_reported
