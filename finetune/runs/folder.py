@@ -10,7 +10,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from finetune.config.schema import Config
+from finetune.config.schema import Config, change_options
 from finetune.errors import NotARunError
 from finetune.events import Info, emit
 from finetune.files import is_there, read_json, read_jsonl
@@ -241,8 +241,10 @@ class SeveralFolder(RunFolder):
         return len(self.numbers) >= self.count and all(run.has_finished for run in self.runs)
 
     def read_config(self) -> Config:
-        """Return the configuration of the first run, which has all options but the variants."""
-        return self.runs[0].read_config()
+        """Return the configuration of the first run, or of another if its folder is missing."""
+        runs = [run for run in self.runs if run.config_file.is_file()] or self.runs
+        config = runs[0].read_config()
+        return change_options(config, {"seed": self.numbers[0]} if self.kind == "seeds" else {})
 
 
 def find_several(path: Path) -> SeveralFolder | None:

@@ -93,6 +93,14 @@ def test_auto_adds_a_seed_to_the_finished_ones_of_the_default_name(
     assert [one.name for one in folder.parent.iterdir()] == [folder.name]
 
 
+def test_seeds_whose_first_run_was_deleted_begin_with_it_again(
+    parent: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(parent, tmp_path / "seeds")
+    shutil.rmtree(folder / "seed-42")
+    assert SeveralFolder(folder, "seeds").read_config().training.seed == 42
+
+
 @pytest.mark.parametrize(
     ("folder", "options", "words"),
     [
