@@ -229,7 +229,7 @@ def _describe_pairs(table: _Table, pairs: Pairs) -> list[Record]:
     """Return near duplicates as records, those with contradictory labels first."""
     labels = table.task.labels(column_of(table.rows, "label"))
     first, second = labels[pairs.first], labels[pairs.second]
-    differ = (first != second).reshape(len(first), -1).any(axis=1)
+    differ = (first != second).any(axis=tuple(range(1, first.ndim)))
     differ &= bool(table.task.class_names) and table.has_labels
     both = zip(*map(table.task.to_json, (first, second)), differ, strict=True)
     records = table.records(

@@ -73,3 +73,13 @@ def test_a_table_without_labels_is_audited_without_them(
         rows = list(csv.DictReader(file))
     assert [row["batch"] for row in rows] == ["1"] * 3 + ["2"] * 3
     assert {row["label"] for row in rows} == {""}
+
+
+def test_a_table_without_near_duplicates_is_audited(
+    table: Path, tiny_folder: Path, command: Command
+) -> None:
+    texts = table.with_name("texts.csv")
+    texts.write_text("text\na river in the city\nwho wrote this\na high mountain, then\n")
+    called = command("data", "audit", str(texts), "--model", str(tiny_folder), "--json")
+    assert called.code == 0, called.errors
+    assert json.loads(called.output)["near_duplicates"] == []
