@@ -22,11 +22,6 @@ MOODS = ["bad", "good", "bad", "good"]
 IDS = ["1", "2", "3", "4"]
 
 
-def choose(*names: str, columns: list[list[str]], **options: str | None) -> tuple[str, str]:
-    text, label = names_in(choice(*names, columns=columns, **options))
-    return text, label
-
-
 def choice(*names: str, columns: list[list[str]], **options: str | None) -> Columns:
     """Choose among columns; the options are text, text_pair and label."""
     values = pyarrow.table(dict(zip(names, columns, strict=True)))
@@ -75,12 +70,12 @@ def test_what_is_open_names_the_options_to_choose_from() -> None:
     texts = [f"The film number {row} was long." for row in range(60)]
     columns = [texts, [f"Again, {text}" for text in texts], [MOODS[row % 4] for row in range(60)]]
     with pytest.raises(UsageError, match="which column is the text: 'query', 'document'") as raised:
-        choose("query", "document", "label", columns=columns)
+        choice("query", "document", "label", columns=columns)
     assert "to be joined: --text-column query,document" in raised.value.remedy
     assert "--text-column query --text-pair-column document" in raised.value.remedy
     codes = [[["food", "team"][row % 2] for row in range(60)], ["team"] + [""] * 59]
     with pytest.raises(UsageError, match="label: 'code1', 'code2'") as raised:
-        choose("said", "code1", "code2", columns=[texts, *codes])
+        choice("said", "code1", "code2", columns=[texts, *codes])
     assert "several with a class or a mark in each: --label-column code1,code2" in (
         raised.value.remedy
     )
@@ -88,7 +83,7 @@ def test_what_is_open_names_the_options_to_choose_from() -> None:
     for names in (("is_reply", "verified", "has_link"), ("has_link", "verified", "is_reply")):
         listed = [name for name in names if name != "has_link"]  # a link is rarely a label
         with pytest.raises(UsageError) as raised:
-            choose("said", *names, columns=[texts, *marks])
+            choice("said", *names, columns=[texts, *marks])
         expected = "can't tell which column is the label: " + ", ".join(map(repr, listed))
         assert raised.value.message == expected
         several = f"or several with a class or a mark in each: --label-column {','.join(listed)}"

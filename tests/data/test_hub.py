@@ -1,6 +1,7 @@
 """Datasets of the Hub, from a local server that answers as it does, and TREC in all copies."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,6 @@ import pytest
 from data_files import load
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hub_server import MAIN_COMMIT, HubServer, hub_client
-from trec_files import TREC_DIR, needs_trec
 
 from finetune.config.schema import DataConfig
 from finetune.data.load import CONVERTED_BRANCH
@@ -18,6 +18,7 @@ from finetune.data.trec import COARSE, FILES, FINE, HUB_REPOSITORY, load_trec
 from finetune.errors import DataError, DataNotFoundError, DataUnreadableError, HubNotReachableError
 
 SET = "acme/rows"
+TREC_DIR = Path(os.environ.get("TREC_DIR", Path(__file__).parents[3] / "shared" / "trec"))
 CLASSES = ["zebra", "ant"]
 
 
@@ -266,7 +267,10 @@ def test_a_line_that_does_not_parse_is_reported_with_its_number(tmp_path: Path, 
     assert len(raised.value.message) < 200 + len(str(path))
 
 
-@needs_trec
+@pytest.mark.skipif(
+    not (TREC_DIR / "train_5500.label").is_file(),
+    reason="needs TREC's train_5500.label in the folder TREC_DIR",
+)
 def test_the_published_training_file_has_the_published_counts() -> None:
     train = read_trec(TREC_DIR)["train"]
     assert len(train) == 5452

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,9 @@ def write(path: Path, rows: Iterable[Any], delimiter: str = ",", **options: Any)
     path.write_bytes(lines.getvalue().encode(encoding))
 
 
-def table(*columns: Any, names: str, above: Iterable[Any] = (), below: Any = ()) -> list[Any]:
+def table(*columns: Any, names: str) -> list[Any]:
     header = [names.split()] if names else []
-    return [*above, *header, *zip(*columns, strict=True), *below]
+    return [*header, *zip(*columns, strict=True)]
 
 
 GERMAN = table(TEXT, PRICE, LABEL, names="Antwort Preis Urteil")
@@ -132,22 +132,21 @@ def test_the_letters_say_which_encoding_a_file_has(
     assert read.columns["text"].to_pylist() == texts
 
 
-def sheet(name: str, rows: Iterable[Any], **options: Any) -> Callable[[Path], Path]:
-    def write_sheets(folder: Path) -> Path:
-        book = openpyxl.Workbook()
-        for row in rows:
-            book.active.append(row)
-        for cells in options.get("merged", ()):
-            book.active.merge_cells(cells)
-        if hidden := options.get("hidden"):
-            other = book.create_sheet("Codes")
-            other.append(["Code", "Name"])
-            other.append([1, "gut"])
-            other.sheet_state = hidden
-        book.save(folder / name)
-        return folder / name
-
-    return write_sheets
+def write_sheet(
+    path: Path, rows: Iterable[Any], *, merged: Iterable[str] = (), hidden: str | None = None
+) -> Path:
+    book = openpyxl.Workbook()
+    for row in rows:
+        book.active.append(row)
+    for cells in merged:
+        book.active.merge_cells(cells)
+    if hidden:
+        other = book.create_sheet("Codes")
+        other.append(["Code", "Name"])
+        other.append([1, "gut"])
+        other.sheet_state = hidden
+    book.save(path)
+    return path
 
 
 NAMES = ["Antwort", "Urteil", "Preis"]
@@ -177,7 +176,7 @@ ONCE = [label if n in (0, 20) else None for n, label in enumerate(["schlecht"] *
 def test_the_table_of_a_spreadsheet_is_found(
     rows: list[Any], options: dict[str, Any], first: int, tmp_path: Path
 ) -> None:
-    path = sheet("a.xlsx", rows, **options)(tmp_path)
+    path = write_sheet(tmp_path / "a.xlsx", rows, **options)
     loaded = load_data(DataConfig(str(path)))
     assert loaded.columns == {"label_column": "Urteil", "text_column": "Antwort"}
     assert list(loaded.task.class_names) == ["gut", "schlecht"]
@@ -199,7 +198,7 @@ def test_the_table_of_a_spreadsheet_is_found(
 def test_what_a_spreadsheet_lacks_is_said(
     rows: list[Any], options: dict[str, Any], complaint: str, remedy: str, tmp_path: Path
 ) -> None:
-    path = sheet("a.xlsx", rows, **options)(tmp_path)
+    path = write_sheet(tmp_path / "a.xlsx", rows, **options)
     with pytest.raises((DataError, SeveralTablesError), match=complaint) as raised:
         load_data(DataConfig(str(path)))
     assert remedy in raised.value.remedy
@@ -235,7 +234,7 @@ def test_a_text_in_the_first_row_is_no_name(
 
 
 def test_cells_of_a_spreadsheet_keep_their_types(tmp_path: Path) -> None:
-    path = sheet("a.xlsx", [["text", "n", "x"], ["a", 3, True], [None, 2.5, "y"]])(tmp_path)
+    path = write_sheet(tmp_path / "a.xlsx", [["text", "n", "x"], ["a", 3, True], [None, 2.5, "y"]])
     source = read_source(path, DataConfig())
     assert source.frame.to_dict("list") == {"text": ["a", None], "n": [3, 2.5], "x": [True, "y"]}
     assert source.format.kind == "excel"

@@ -19,8 +19,6 @@ from tiny_runs import run_tiny
 from finetune import events
 from finetune.events import Event, Info, sent_to
 from finetune.runs.plan import make_plan
-from finetune.runs.prepare import RunInputs
-from finetune.training.plan import Plan
 
 __all__ = ["runner"]
 
@@ -57,23 +55,18 @@ def test_a_run_trains_and_evaluates_at_the_size_that_was_found(
     assert (case.has_mean_layer, case.architecture["num_hidden_layers"]) == (True, 4)
 
 
-def sizes_of(options: Plan) -> tuple[int | str, int, bool | None]:
-    return options.batch_size, options.eval_batch_size, options.gradient_checkpointing
-
-
-def prepare_auto(model: Path, cache: Path, **options: Any) -> RunInputs:
-    sizes = {"batch_size": "auto", "effective_batch_size": 16, "eval_batch_size": 64}
-    return prepare_tiny(model, cache_dir=str(cache), **(sizes | options))
-
-
 def test_where_features_are_stored_a_run_gets_two_sizes(
     runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
 ) -> None:
     emitted: list[Event] = []
-    inputs = prepare_auto(tiny_folder, tmp_path, freeze_core=True)
+    inputs = prepare_tiny(
+        tiny_folder, cache_dir=str(tmp_path), freeze_core=True, batch_size="auto",
+        effective_batch_size=16, eval_batch_size=64,
+    )  # fmt: skip
     with sent_to(emitted.append):
         found = make_plan(inputs)
-    assert sizes_of(found) == (16, 64, False)
+    assert (found.batch_size, found.eval_batch_size) == (16, 64)
+    assert found.gradient_checkpointing is False
     assert tried_sizes(emitted) == [64, 16]
     assert [case.part for case in runner.cases] == ["features", "trainable"]
     assert Info("batch size: 16 in training, 64 in evaluation") in emitted
