@@ -192,7 +192,8 @@ def test_weights_that_do_not_fit_the_config_are_refused(
     assert "the same model, or add --from-scratch" in refused.value.remedy
     emitted: list[events.Event] = []
     load(folder, from_scratch=True, emitted=emitted)
-    assert len(emitted) == 1
+    # Layers that are left out need no random values.
+    assert len(emitted) == ("no layer" not in words)
 
 
 class MixesAllTokens(nn.Module):

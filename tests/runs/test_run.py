@@ -11,6 +11,7 @@ from tiny_runs import have_same_bits, logged_metrics, run_tiny, weights_of
 
 import finetune
 from finetune.errors import LossNotFiniteError
+from finetune.events import Event, Stage
 
 
 def config_text(run: Path) -> str:
@@ -57,3 +58,12 @@ def test_a_loss_that_is_not_finite_names_the_texts_and_what_to_lower(
     ) as raised:
         train_prepared(inputs, tmp_path / "run")
     assert "--learning-rate" in raised.value.remedy
+
+
+def test_each_stage_begins_and_ends_in_order(tiny_folder: Path, tmp_path: Path) -> None:
+    emitted: list[Event] = []
+    run_tiny(tmp_path / "run", model=tiny_folder, max_steps=1, emit=emitted.append)
+    stages = [event for event in emitted if isinstance(event, Stage)]
+    begun = [stage.name for stage in stages if stage.seconds is None]
+    assert begun == ["data", "model", "tokenize", "features", "train", "saving", "test", "report"]
+    assert [stage.name for stage in stages if stage.seconds is not None] == begun
