@@ -76,10 +76,12 @@ def test_a_table_without_labels_is_audited_without_them(
 
 
 def test_a_table_without_near_duplicates_is_audited(
-    table: Path, tiny_folder: Path, command: Command
+    table: Path, tiny_folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Random weights give all texts similar features.
+    monkeypatch.setattr("finetune.audit.duplicates.MAX_COMPARED_ROWS", 0)
     texts = table.with_name("texts.csv")
-    texts.write_text("text\na river in the city\nwho wrote this\na high mountain, then\n")
+    texts.write_text("text\na river in the city\nwho wrote this\na high mountain\n")
     called = command("data", "audit", str(texts), "--model", str(tiny_folder), "--json")
     assert called.code == 0, called.errors
     assert json.loads(called.output)["near_duplicates"] == []
