@@ -424,8 +424,10 @@ def failures_explained(folder: RunFolder, inputs: RunInputs) -> Iterator[None]:
     try:
         yield
     except LossNotFiniteError as error:
-        rows = inputs.data.splits["train"].select(error.examples[:MAX_EXAMPLES])
-        texts = ", ".join(repr(text[:60]) for text in rows["text"])
+        train = inputs.data.splits["train"]["text"]
+        # Names of classes are examples behind the rows.
+        rows = [number for number in error.examples if number < len(train)]
+        texts = ", ".join(repr(train[number][:60]) for number in rows[:MAX_EXAMPLES])
         where = f", in a batch with texts such as {texts}" if texts else ""
         raise LossNotFiniteError(error.message + where, remedy=error.remedy) from error
     except BrokenPipeError:  # about the terminal, not the run folder

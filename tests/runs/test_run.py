@@ -12,6 +12,8 @@ from tiny_runs import have_same_bits, logged_metrics, run_tiny, weights_of
 import finetune
 from finetune.errors import LossNotFiniteError
 from finetune.events import Event, Stage
+from finetune.runs.folder import RunFolder
+from finetune.runs.run import failures_explained
 
 
 def config_text(run: Path) -> str:
@@ -58,6 +60,12 @@ def test_a_loss_that_is_not_finite_names_the_texts_and_what_to_lower(
     ) as raised:
         train_prepared(inputs, tmp_path / "run")
     assert "--learning-rate" in raised.value.remedy
+    name_of_class = LossNotFiniteError("the loss is nan", remedy="", examples=[10_000, 0])
+    with (
+        pytest.raises(LossNotFiniteError, match="in a batch with texts such as"),
+        failures_explained(RunFolder(tmp_path), inputs),
+    ):
+        raise name_of_class
 
 
 def test_each_stage_begins_and_ends_in_order(tiny_folder: Path, tmp_path: Path) -> None:
