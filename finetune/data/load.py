@@ -228,8 +228,8 @@ def _describe_classes(classes: Sequence[str], options: DataConfig) -> list[str]:
         wrong = [name for name in described if name not in classes]
         if len(columns) < 2 or wrong or not described or len(described) < len({*rows}):
             raise DataError(
-                f"{path} does not have a class of the data and its description in each row, and"
-                f" each class once; other names: {_listed(wrong) or 'none'}",
+                f"{path} should have one row per class, with the class and its description; these"
+                f" are not classes of the data: {_listed(wrong) or 'none'}",
                 remedy=f"correct these rows; the classes are {_listed(classes)}",
             )
         if others := [name for name in classes if name not in described]:

@@ -206,7 +206,7 @@ def test_a_class_without_a_description_keeps_its_name(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_descriptions_are_errors(tmp_path: Path, content: str) -> None:
-    with pytest.raises(DataError, match="does not have a class of the data") as raised:
+    with pytest.raises(DataError, match="should have one row per class") as raised:
         describe(tmp_path, "a.csv", content)
     assert "the classes are card_fee, top-up" in raised.value.remedy
 
