@@ -50,13 +50,13 @@ class Hold:
 
     def wait(self, process: subprocess.Popen[str]) -> None:
         """Return when the call is reached; fail if the process ends before."""
-        while not self._is_reached.exists():
+        while not (self.folder / "is-reached").exists():
             assert process.poll() is None, process.communicate()
             time.sleep(0.01)
 
     def let_go(self) -> None:
         """Let the process continue."""
-        self._goes_on.touch()
+        (self.folder / "goes-on").touch()
 
     def patch(self) -> None:
         """Replace the function, in the process that has to wait."""
@@ -69,20 +69,12 @@ class Hold:
 
         def held(*arguments: Any, **options: Any) -> Any:
             if next(calls) == self.call:
-                self._is_reached.touch()
-                while not self._goes_on.exists():
+                (self.folder / "is-reached").touch()
+                while not (self.folder / "goes-on").exists():
                     time.sleep(0.01)
             return original(*arguments, **options)
 
         setattr(owner, name, held)
-
-    @property
-    def _is_reached(self) -> Path:
-        return self.folder / "is-reached"
-
-    @property
-    def _goes_on(self) -> Path:
-        return self.folder / "goes-on"
 
 
 def prepare() -> None:

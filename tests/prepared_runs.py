@@ -9,7 +9,6 @@ import torch
 from tiny_runs import QUICK
 
 from finetune.config.load import load_config
-from finetune.config.schema import Config
 from finetune.events import Event, Info, WarningMessage
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import Journal
@@ -18,16 +17,10 @@ from finetune.runs.results import RunResults
 from finetune.runs.run import Run
 
 
-def quick_config(model: Path, **options: Any) -> Config:
-    """Return a configuration with the quick options and others; None removes an option."""
-    flags = {name: one for name, one in (QUICK | options).items() if one is not None}
-    flags["model"] = str(model)
-    return load_config(file=None, environment={}, flags=flags, assignments=()).config
-
-
 def prepare_tiny(model: Path, **options: Any) -> RunInputs:
-    """Prepare a run of a tiny model with the quick options and others."""
-    return prepare(quick_config(model, **options))
+    """Prepare a run of a tiny model with the quick options and others; None removes an option."""
+    flags = {name: one for name, one in (QUICK | options).items() if one is not None}
+    return prepare(load_config(flags=flags | {"model": str(model)}).config)
 
 
 @contextmanager

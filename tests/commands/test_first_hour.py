@@ -7,17 +7,12 @@ import pytest
 import yaml
 from tiny_runs import Command, copy_run
 
-SENTENCES = ("the river is long", "the food is called {}", "who wrote the word {}", "a city of {}")
-
 
 @pytest.fixture(autouse=True)
 def mails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write a table of mails into the current folder."""
     monkeypatch.chdir(tmp_path)
-    lines = [
-        f"{SENTENCES[number % 4].format(number)},{('good', 'bad')[number % 2]}"
-        for number in range(60)
-    ]
+    lines = [f"the river {number} is long,{('good', 'bad')[number % 2]}" for number in range(60)]
     file = Path("mails.csv")
     file.write_text("\n".join(["body,verdict", *lines]), encoding="utf-8")
     return file
@@ -80,7 +75,9 @@ def test_a_configuration_is_told_from_data(command: Command, mails: Path) -> Non
         outcome = command("config", "show", file, "--json")
         found = {one["option"]: one["value"] for one in json.loads(outcome.output)["options"]}
         assert found[option] == value
-    command("run", "texts.yaml").assert_refused(2, "texts.yaml has no sections", "--data")
+    command("run", "texts.yaml").assert_refused(
+        2, "texts.yaml has no sections", "write them as CSV"
+    )
     outcome = command("run", "mine.yaml", "--config", "offline")
     outcome.assert_refused(2, "mine.yaml and --config offline")
 

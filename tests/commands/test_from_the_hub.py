@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from datasets import ClassLabel, Dataset, Features, Value
+from data.test_hub import write_trec
 from hub_server import HubServer, hub_client
 from tiny_models import save_tiny_model
 from tiny_runs import unfinished_files
@@ -17,25 +17,6 @@ from finetune.data.trec import COARSE, FINE, HUB_REPOSITORY
 from finetune.files import read_json
 
 MODEL = "someone/tiny"
-
-
-def save_as_parquet(folder: Path, rows: list[tuple[str, str]], *, split: str) -> None:
-    """Write fine classes and questions in the format of TREC on the Hub."""
-    path = folder / "default" / split / "0000.parquet"
-    path.parent.mkdir(parents=True)
-    features = Features(
-        {
-            "text": Value("string"),
-            "coarse_label": ClassLabel(names=list(COARSE)),
-            "fine_label": ClassLabel(names=list(FINE)),
-        }
-    )
-    columns = {
-        "text": [text for _, text in rows],
-        "coarse_label": [fine.partition(":")[0] for fine, _ in rows],
-        "fine_label": [fine for fine, _ in rows],
-    }
-    Dataset.from_dict(columns, features=features).to_parquet(path)
 
 
 def made_up_rows(times: int) -> list[tuple[str, str]]:
@@ -50,8 +31,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def hub(tmp_path: Path, model_folder: Path) -> Iterator[HubServer]:
     """A Hub with a small model and questions in the format of TREC."""
-    save_as_parquet(tmp_path / "trec", made_up_rows(4), split="train")
-    save_as_parquet(tmp_path / "trec", made_up_rows(1), split="test")
+    write_trec(tmp_path / "trec/default/train/0000.parquet", made_up_rows(4))
+    write_trec(tmp_path / "trec/default/test/0000.parquet", made_up_rows(1))
     with HubServer({MODEL: model_folder}, {HUB_REPOSITORY: tmp_path / "trec"}) as server:
         yield server
 

@@ -9,17 +9,14 @@ from tiny_runs import Command
 
 from finetune.config.load import load_config
 
-SENTENCES = ("the river is long", "the food is called {}", "who wrote the word {}", "a city of {}")
-
 
 @pytest.fixture(autouse=True)
 def reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write a table into the current folder."""
     monkeypatch.chdir(tmp_path)
     lines = [
-        f"{number};{sentence.format(number)} [/{number}];{('good', 'bad')[number % 2]}"
+        f"{number};the river is long [/{number}];{('good', 'bad')[number % 2]}"
         for number in range(40)
-        for sentence in [SENTENCES[number % 4]]
     ]
     file = Path("reviews.csv")
     file.write_text("\n".join(["id;review;verdict", *lines]), encoding="utf-8")

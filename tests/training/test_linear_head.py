@@ -1,5 +1,7 @@
 """Linear heads that are fitted on features."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -25,22 +27,11 @@ def squared(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (logits[:, 0] - labels).square()
 
 
-def make_rows(count: int = 120, classes: int = 3, noise: float = 1.0) -> LabelledFeatures:
-    """Return clusters of features, far from the origin."""
-    random = np.random.default_rng(0)
-    labels = np.arange(count) % classes
-    centres = random.normal(size=(classes, 8))
-    features = 30 + centres[labels] + noise * random.normal(size=(count, 8))
-    weights = np.ones(count, np.float32)
-    return LabelledFeatures(
-        features.astype(np.float32), labels, weights, softmax, classes, groups=labels
-    )
-
-
 @pytest.mark.parametrize("c", [1.0, 100.0])
 def test_it_finds_the_optimum_that_scikit_learn_finds(c: float) -> None:
     linear_model = pytest.importorskip("sklearn.linear_model")
-    rows = make_rows()
+    rows, *_ = draw_clusters(120, 0, classes=3, hidden=8, noise=1.0)
+    rows = replace(rows, features=rows.features + 30)  # far from the origin
     centred = rows.features.astype(float) - rows.features.astype(float).mean(axis=0)
     scale = np.sqrt(np.square(centred).sum(axis=1).mean())
     reference = linear_model.LogisticRegression(C=c, max_iter=10_000, tol=1e-8)
