@@ -243,3 +243,15 @@ def test_values_are_shown_as_people_read_them(value: object, shown: str) -> None
 def test_durations_have_the_units_that_matter() -> None:
     shown = [duration(seconds) for seconds in (0.04, 9.53, 9.96, 59.6, 1453, 8040)]
     assert shown == ["0.0 s", "9.5 s", "10 s", "1 min 0 s", "24 min 13 s", "2 h 14 min"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "mistakes", "is_calibrated"), [(99, 20, False), (200, 4, False), (200, 20, True)]
+)
+def test_a_temperature_needs_enough_rows_and_mistakes(
+    rows: int, mistakes: int, is_calibrated: bool
+) -> None:
+    logits = np.tile(np.array([3, -3], np.float32), (rows, 1))
+    labels = (np.arange(rows) < mistakes).astype(np.int64)
+    task = Single(["a", "b"]).calibrate(lambda: (logits, labels), fits_temperature=True)
+    assert (task.temperature != 1) == is_calibrated

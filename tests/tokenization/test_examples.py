@@ -17,6 +17,7 @@ from finetune.tokenization.examples import (
     Batch,
     choose_padded_lengths,
     collate,
+    longest_first,
     plan_epoch,
     plan_evaluation,
 )
@@ -140,3 +141,15 @@ def test_frozen_layers_read_as_many_tokens_at_once_as_the_device_should_have(
     assert [len(batch.indices) for batch in batches] == examples
     assert sorted(np.concatenate([batch.indices for batch in batches])) == list(range(100))
     assert all(lengths[batch.indices].max() == batch.padded_length for batch in batches)
+
+
+def test_a_smaller_last_batch_has_the_shortest_examples_and_a_longest_batch_comes_first() -> None:
+    lengths = np.random.default_rng(0).integers(1, 17, 23)
+    batches = plan_epoch(
+        lengths, effective_batch_size=4, padded_lengths=range(1, 17), seed=0, epoch=0
+    )
+    [last] = [batch for batch in batches if len(batch.indices) == 3]
+    assert sorted(lengths[last.indices]) == sorted(lengths)[:3]
+    first, *others = longest_first(batches)
+    assert first.padded_length == max(lengths)
+    assert len(others) == len(batches) - 1

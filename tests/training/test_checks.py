@@ -204,3 +204,12 @@ def test_parameter_without_a_gradient_or_with_next_to_none_may_stay(gradient: fl
     optimizer.step()
 
     guard.check(model)
+
+
+def test_change_at_the_end_of_a_large_parameter_is_noticed() -> None:
+    model = nn.Embedding(2**22 + 1, 1).requires_grad_(False)
+    guard = ParameterGuard(model)
+    with torch.no_grad():
+        model.weight[-1] += 1
+    with pytest.raises(FinetuneError, match="frozen but changed"):
+        guard.check(model)

@@ -115,3 +115,14 @@ def test_the_bias_moves_towards_classes_that_are_frequent_among_the_texts():
     assert shift[0] > 0 > shift[2]
     accuracy = ((logits + shift).argmax(axis=1) == truth).mean()
     assert accuracy > (logits.argmax(axis=1) == truth).mean()
+
+
+@pytest.mark.parametrize("texts", [1, 50])
+def test_few_texts_and_empty_features_give_finite_probabilities(texts: int) -> None:
+    rows = replace(make_rows(2, classes=2), features=np.zeros((2, 8), np.float32))
+    assert np.isfinite(spread_labels(rows, np.zeros((texts, 8), np.float32))).all()
+
+
+def test_texts_of_one_class_do_not_make_the_other_impossible() -> None:
+    logits = np.tile(np.array([2.2, 0], np.float32), (100, 1))
+    assert np.ptp(shift_bias(logits)) < 3

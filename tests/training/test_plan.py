@@ -13,7 +13,16 @@ from tiny_training import (
 
 from finetune.devices.cpu import CpuDevice
 from finetune.tokenization.examples import Examples
-from finetune.training.plan import Plan, TrainingMethod, bypass_output_layer, contrastive_losses
+from finetune.training.plan import (
+    TEXTS_PER_STEP,
+    Plan,
+    TrainingMethod,
+    bypass_output_layer,
+    contrastive_losses,
+    count_steps,
+    draw_texts,
+    interpolate,
+)
 
 
 def test_the_loss_is_low_where_texts_of_a_class_are_alike_and_others_are_not() -> None:
@@ -63,3 +72,21 @@ def test_each_step_has_equally_many_texts_of_every_class_in_parts_by_length() ->
         padded = np.repeat([tokens for _, tokens in batch.parts], 15)
         assert (lengths[batch.indices] <= padded).all()
         assert batch.parts[-1][1] == 8
+
+
+def test_large_tables_take_more_steps() -> None:
+    assert [count_steps(rows) for rows in (10, 3_200, 1_000_000)] == [50, 100, 200]
+
+
+def test_rows_of_large_classes_are_drawn_once() -> None:
+    classes = np.arange(400) % 4
+    batch = draw_texts(classes, np.full(400, 8), np.random.default_rng(0), has_parts=False)
+    assert len(np.unique(batch.indices)) == TEXTS_PER_STEP
+
+
+@pytest.mark.parametrize(("accuracy", "share"), [(0.0, 1.0), (0.5, 0.75), (1.0, 0.5)])
+def test_an_encoder_that_separates_the_classes_changes_less(accuracy: float, share: float) -> None:
+    model = torch.nn.Linear(2, 2)
+    torch.nn.init.ones_(model.weight)
+    interpolate(model, {"weight": torch.zeros(2, 2)}, frozen_accuracy=accuracy)
+    assert (model.weight == share).all()

@@ -22,7 +22,7 @@ from finetune.tasks.metrics import SINGLE
 from finetune.tokenization.examples import Examples
 from finetune.training import trainer as trainer_module
 from finetune.training.interruption import Stopped
-from finetune.training.snapshot import Progress
+from finetune.training.snapshot import Progress, StateUnusableError, load_trained_tensors
 from finetune.training.trainer import Trainer
 
 ROWS, BATCH, STEPS_PER_EPOCH = 23, 4, 6
@@ -224,3 +224,16 @@ def test_a_falling_loss_is_an_improvement_where_the_score_stands_still() -> None
     assert progress.validations_since_best == 0
     progress.note_validation(score=0.5, loss=0.95)
     assert progress.validations_since_best == 1
+
+
+def test_parameters_of_another_model_are_rejected() -> None:
+    with pytest.raises(StateUnusableError, match="another model"):
+        load_trained_tensors(tiny_trainer(), {"weight": torch.zeros(1)})
+
+
+def test_a_reason_is_given_if_steps_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = tiny_trainer()
+    monkeypatch.setattr(CpuDevice, "captures", True)
+    assert trainer.cuda_graph_error is None
+    monkeypatch.setattr(trainer.model, "gradient_checkpointing", True, raising=False)
+    assert trainer.cuda_graph_error == "gradient checkpointing repeats random numbers"
