@@ -1,5 +1,6 @@
 """From the name of data to its splits: other files, corrected labels, and texts without labels."""
 
+import gzip
 import hashlib
 import io
 import tracemalloc
@@ -271,6 +272,11 @@ def test_lines_below_the_columns_of_a_run_are_a_table(tmp_path: Path) -> None:
     path = path.with_suffix(".csv")
     path.write_text("Grüße\n", encoding="cp1252")
     assert texts_in(path, as_lines=True) == ["Grüße"]
+
+
+def test_packed_lines_are_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "rows.txt.gz").write_bytes(gzip.compress("schön\n\nfein\n".encode()))
+    assert texts_in(tmp_path / "rows.txt.gz") == ["schön", "", "fein"]
 
 
 class Pipe(io.BytesIO):

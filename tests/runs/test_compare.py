@@ -100,6 +100,9 @@ def test_seeds_of_one_setting_are_one_row_with_mean_and_spread(
     assert good.metrics["accuracy"] == pytest.approx(np.mean(both))
     assert good.spread == pytest.approx(np.std(both, ddof=1))
     assert group.verdict == "Use good-1 (2 seeds): its difference from poor is significant."
+    versus = group.runs[1].versus_baseline
+    assert versus is not None
+    assert versus.p_value is None
     # Separately, they can be told apart.
     [alone] = finetune.compare(tmp_path / "good-1", tmp_path / "good-2").groups
     assert [run.seeds for run in alone.runs] == [1, 1]

@@ -171,8 +171,13 @@ def test_warnings_from_before_and_after_a_run_has_a_folder_are_kept_once(tmp_pat
         journal = Journal()
     journal(early)
     assert read_warnings(folder) == ()
+    journal_of_other = journal.copy()
     journal.open(folder)
     for event in (Info("training"), late, early):
         journal(event)
     assert emitted == [early, Info("training"), late, early]
     assert read_warnings(folder) == [early, late]
+    other = RunFolder(tmp_path / "other")
+    other.path.mkdir()
+    journal_of_other.open(other)
+    assert read_warnings(other) == [early]

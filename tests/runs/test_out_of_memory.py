@@ -116,3 +116,13 @@ def test_memory_that_ran_out_elsewhere_asks_for_half_the_batch(
     ):
         raise MemoryError
     assert "--batch-size 8" in raised.value.remedy
+    checkpoint = tmp_path / "checkpoints" / "step-4" / "manifest.json"
+    checkpoint.parent.mkdir(parents=True)
+    for file in (checkpoint, tmp_path / "config.yaml"):
+        file.touch()
+    with (
+        pytest.raises(BatchDoesNotFitError, match="ran out of memory") as raised,
+        failures_explained(RunFolder(tmp_path), inputs),
+    ):
+        raise MemoryError
+    assert raised.value.remedy.endswith(f"--resume-from-checkpoint {tmp_path} --batch-size 8")

@@ -1,5 +1,6 @@
 """Whole runs, from a configuration to a folder with a model."""
 
+import errno
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from tiny_models import save_tiny_model
 from tiny_runs import have_same_bits, logged_metrics, run_tiny, weights_of
 
 import finetune
-from finetune.errors import LossNotFiniteError
+from finetune.errors import FinetuneError, LossNotFiniteError
 from finetune.events import Event, Stage
 from finetune.runs.folder import RunFolder
 from finetune.runs.run import failures_explained
@@ -75,3 +76,14 @@ def test_each_stage_begins_and_ends_in_order(tiny_folder: Path, tmp_path: Path) 
     begun = [stage.name for stage in stages if stage.seconds is None]
     assert begun == ["data", "model", "tokenize", "features", "train", "saving", "test", "report"]
     assert [stage.name for stage in stages if stage.seconds is not None] == begun
+
+
+def test_an_error_about_a_file_elsewhere_does_not_blame_the_run_folder(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    inputs, full = prepare_tiny(tiny_folder), OSError(errno.ENOSPC, "full", "/elsewhere/file")
+    with (
+        pytest.raises(FinetuneError, match="/elsewhere/file: full"),
+        failures_explained(RunFolder(tmp_path), inputs),
+    ):
+        raise full

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from prepared_runs import begin_run, prepare_tiny
 from safetensors import SafetensorError
 from tiny_runs import at, have_same_bits, run_tiny, weights_of
 from transformers import PreTrainedModel
@@ -106,3 +108,23 @@ def test_checkpoints_take_a_small_share_of_the_time(
         assert not checkpoints.is_due()
         now[0] = seconds + 1
         assert checkpoints.is_due()
+
+
+def test_a_checkpoint_has_the_best_model_if_it_is_not_the_last(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    inputs = prepare_tiny(tiny_folder, max_steps=4)
+    with begin_run(inputs, tmp_path / "run") as run:
+        trainer = run.trainer
+        parameter = next(iter(trainer.trained_parameters().values()))
+        best = parameter.detach().clone()
+        run.checkpoints.save_best(trainer)
+        trainer.progress.steps = 1
+        with torch.no_grad():
+            parameter += 1
+        run.checkpoints.save(trainer)
+        resumed = Checkpoints(run.folder, keep=1, device=CpuDevice(), journal=run.journal)
+        resumed.restore(trainer)
+        assert not parameter.equal(best)
+        resumed.load_best(trainer)
+        assert parameter.equal(best)
