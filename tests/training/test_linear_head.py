@@ -119,7 +119,8 @@ def test_the_bias_moves_towards_classes_that_are_frequent_among_the_texts():
 
 @pytest.mark.parametrize("texts", [1, 50])
 def test_few_texts_and_empty_features_give_finite_probabilities(texts: int) -> None:
-    rows = replace(make_rows(2, classes=2), features=np.zeros((2, 8), np.float32))
+    rows, *_ = draw_clusters(2, 0, classes=2, hidden=8, noise=1.0)
+    rows = replace(rows, features=np.zeros((2, 8), np.float32))
     assert np.isfinite(spread_labels(rows, np.zeros((texts, 8), np.float32))).all()
 
 
