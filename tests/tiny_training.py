@@ -63,11 +63,6 @@ class OtherDevice(FewShapesDevice):
     has_silent_faults = True
 
 
-def give_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the CPU of a run the batch shapes of MPS."""
-    monkeypatch.setattr("finetune.devices.cpu.BatchShapes", lambda: FEW_SHAPES)
-
-
 def random_texts(rows: int = 23) -> EncodedTexts:
     """Return texts of 3 to 12 random, non-special tokens, the same for the same call."""
     random = np.random.default_rng(rows)

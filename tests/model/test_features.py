@@ -95,18 +95,6 @@ def split(model: PreTrainedModel, structure: Structure) -> FrozenLayers | None:
     )
 
 
-def batch_of(structure: Structure) -> Inputs:
-    """Return examples of 3 to 12 tokens, padded to 14."""
-    tensors = collate(random_texts(8), np.arange(8), padded_length=14)
-    return prepare_mask(tensors, takes_4d_mask=structure.takes_4d_mask)
-
-
-def above(layers: FrozenLayers, inputs: Inputs) -> Inputs:
-    """Return the inputs of the trainable layers that replace a batch of token IDs."""
-    mask = inputs["attention_mask"] if layers.per_token else None
-    return layers.trainable_inputs(layers.extract(inputs), mask)
-
-
 def train_steps(model: nn.Module, inputs: Inputs, structure: Structure) -> None:
     """Take four steps on one batch, with the same dropout for the same batch."""
     plan = Plan(peak=1e-3, warmup_steps=1, total_steps=4)
@@ -119,31 +107,26 @@ def train_steps(model: nn.Module, inputs: Inputs, structure: Structure) -> None:
         trainer.take_step(number, [batch])
 
 
-def whole_and_split(
-    name: str, mode: str
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Train the whole model, and separately the layers above the split; return both."""
-    whole, divided = model_of(name), model_of(name)
-    structure = freeze(whole, mode)
-    freeze(divided, mode)
-    inputs = batch_of(structure)
-    layers = split(divided, structure)
-    assert layers is not None
-    ready = above(layers, inputs)
-    train_steps(whole, inputs, structure)
-    train_steps(layers.trainable, ready, structure)
-    return copied_parameters(whole), copied_parameters(divided)
-
-
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_steps_above_the_split_are_those_of_the_whole_model_bit_for_bit(
     name: str, mode: str
 ) -> None:
-    before = copied_parameters(model_of(name))
-    whole, divided = whole_and_split(name, mode)
-    assert any(not torch.equal(whole[name], before[name]) for name in whole)
-    for parameter, expected in whole.items():
-        assert torch.equal(divided[parameter], expected), parameter
+    whole, divided = model_of(name), model_of(name)
+    before = copied_parameters(whole)
+    structure = freeze(whole, mode)
+    freeze(divided, mode)
+    tokens = collate(random_texts(8), np.arange(8), padded_length=14)
+    inputs = prepare_mask(tokens, takes_4d_mask=structure.takes_4d_mask)
+    layers = split(divided, structure)
+    assert layers is not None
+    mask = inputs["attention_mask"] if layers.per_token else None
+    features = layers.trainable_inputs(layers.extract(inputs), mask)
+    train_steps(whole, inputs, structure)
+    train_steps(layers.trainable, features, structure)
+    expected, actual = copied_parameters(whole), copied_parameters(divided)
+    assert any(not torch.equal(expected[parameter], before[parameter]) for parameter in expected)
+    for parameter, values in expected.items():
+        assert torch.equal(actual[parameter], values), parameter
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ from prepared_runs import (
     train_tiny,
     was_emitted,
 )
-from tiny_training import OtherDevice, give_few_shapes
+from tiny_training import OtherDevice
 from transformers import BertForSequenceClassification
 
+from finetune.devices.mps.device import FEW_SHAPES
 from finetune.errors import ConfigurationError, FinetuneError
 from finetune.events import Event, Step, WarningMessage, sent_to
 from finetune.files import read_json, write_json
@@ -128,7 +129,7 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
         return original(*args, **inputs)
 
     monkeypatch.setattr(BertForSequenceClassification, "forward", forward)
-    give_few_shapes(monkeypatch)
+    monkeypatch.setattr("finetune.devices.cpu.BatchShapes", lambda: FEW_SHAPES)
     return seen
 
 

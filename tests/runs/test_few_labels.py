@@ -54,10 +54,10 @@ Train = Callable[..., Path]
 def train(tables: dict[str, str], tiny_folder: Path) -> Train:
     """A function that trains on few labels, and returns the run folder."""
 
-    def train_one(folder: Path, call: Callable[..., Any] = finetune.run, **options: Any) -> Path:
+    def train_one(folder: Path, **options: Any) -> Path:
         quick = {"model": str(tiny_folder), "device": "cpu", "precision": "fp32"}
         quick |= {"logging_steps": 1, "save_steps": 2, "output_dir": str(folder)}
-        call(**(tables | quick | options))
+        finetune.run(**(tables | quick | options))
         return folder
 
     return train_one

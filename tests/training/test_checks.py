@@ -142,23 +142,18 @@ def test_in_16_bits_a_difference_counts_if_other_examples_show_it_too(
 LAYER = "bert.encoder.layer.1.output.dense.weight"
 
 
-def guarded(mode: str) -> tuple[nn.Module, Callable[[], None]]:
-    """Return a model after two steps, and the check that compares it with its state before."""
-    trainer = tiny_trainer(mode=mode)
-    guard = ParameterGuard(trainer.model)
-    take_steps(trainer, random_examples(), range(2))
-    return trainer.model, lambda: guard.check(trainer.model)
-
-
 def test_change_of_one_frozen_number_is_noticed() -> None:
-    model, check = guarded("head")
+    trainer = tiny_trainer(mode="head")
+    model, guard = trainer.model, ParameterGuard(trainer.model)
+    take_steps(trainer, random_examples(), range(2))
+    guard.check(model)
 
     with torch.no_grad():
         weight = model.get_parameter(LAYER)
         weight[3, 4] = torch.nextafter(weight[3, 4], torch.tensor(9.0))
 
     with pytest.raises(FinetuneError, match=rf"frozen but changed.*{LAYER}"):
-        check()
+        guard.check(model)
 
 
 class SkipsOddLayouts(torch.optim.AdamW):
