@@ -3,7 +3,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from tiny_models import SIZES, tiny_case, tiny_config
+from torch.nn import functional
 from transformers import BertConfig, DistilBertConfig, LongformerConfig, PreTrainedConfig
 
 from finetune.batch_finder.estimate import LiveMemory, allocated_peaks, estimate
@@ -12,6 +14,7 @@ from finetune.batch_finder.trial_model import build_trial_model
 from finetune.config.schema import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.facts import Mac, find_mac
+from finetune.devices.private import FakeTensorMode, keeping_memory_as
 from finetune.errors import ModelUnsupportedError
 
 NO_LIMIT = 10**9
@@ -101,3 +104,15 @@ def test_estimates_agree_with_published_runs_on_macs(
     assert result.recommended <= math.sqrt(at_full_speed * slower)
     # The center of the range is at most 10% outside of the limits.
     assert 0.9 * ran - 1 < result.largest < 1.11 * failed
+
+
+def test_attention_keeps_its_weights_on_mps_only() -> None:
+    def kept_bytes(device: str, tokens: int) -> int:
+        with FakeTensorMode(), LiveMemory() as memory, keeping_memory_as(device):
+            tensor = torch.ones(2, 4, tokens, 8, requires_grad=True)
+            result = functional.scaled_dot_product_attention(tensor, tensor, tensor)
+            assert result.requires_grad
+            return memory.live_bytes
+
+    assert kept_bytes("mps", 512) > 12 * kept_bytes("mps", 128)
+    assert kept_bytes("cpu", 512) < 5 * kept_bytes("cpu", 128)

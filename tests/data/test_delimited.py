@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from finetune.config.schema import DataConfig
 from finetune.data.encoding import TextFile, find_text
 from finetune.data.packed import Content
-from finetune.data.read import RawTable, read_file
+from finetune.data.read import RawTable, read_file, read_source
 from finetune.errors import DataUnreadableError, UsageError
 
 MARKS = "ab\",'\n\t ;|é😀"
@@ -215,3 +215,9 @@ def test_damage_behind_the_first_piece_of_a_file_is_reported_with_its_place(
     monkeypatch.setattr("finetune.data.encoding.CHUNK_BYTES", 64)
     with pytest.raises(DataUnreadableError, match=complaint):
         find("é, a word or two 😀\n".encode() * 41 + damage)
+
+
+def test_the_place_of_a_row_counts_the_lines_above_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "report.csv"
+    path.write_text("Reviews of 2026\n\ntext,label\nlike,good\nnever again,bad\nfine,good\n")
+    assert read_source(path, DataConfig()).place(1) == f"line 5 of {path}"

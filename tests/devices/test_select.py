@@ -7,7 +7,7 @@ import torch
 from machines import MACHINES, pretend
 
 from finetune import events
-from finetune.devices.base import DeviceMemory
+from finetune.devices.base import BatchShapes, BatchSize, DeviceMemory
 from finetune.devices.cpu import CpuDevice, CpuMemory
 from finetune.devices.cuda import CudaMemory
 from finetune.devices.host import HIGH
@@ -104,3 +104,16 @@ def test_allocations_beyond_the_cap_fail_and_those_within_it_do_not() -> None:
     assert device.memory.is_out_of_memory(caught.value)
     device.memory.set_memory_limit(device.memory.allocated_bytes() + 512 * 2**20)
     assert len(torch.ones(192, 2**20, dtype=torch.uint8)) == 192
+
+
+def test_batches_are_limited_to_what_a_device_computes_correctly() -> None:
+    device, emitted = CpuDevice(), list[Event]()
+    device.shapes = BatchShapes(max_tokens=32_766)
+    size = BatchSize(64, "batch size", device)
+    with sent_to(emitted.append):
+        size.clamp(padded_length=511)
+        assert (size.examples, emitted) == (64, [])
+        size.clamp(padded_length=512)
+    [warning] = emitted
+    assert isinstance(warning, events.WarningMessage)
+    assert (size.examples, "is 63 instead of 64" in warning.message) == (63, True)

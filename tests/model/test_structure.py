@@ -149,3 +149,11 @@ def test_gradients_and_random_numbers_are_those_without_it(architecture: str, mo
 
     assert len(found[0]) == len(found[1])
     assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize(("mode", "dropout"), [("head", 0.0), ("full", 0.1)])
+def test_a_frozen_encoder_has_no_dropout(mode: str, dropout: float) -> None:
+    model = tiny_model()
+    freeze_parameters(model, find_structure(model), mode=Mode(mode))
+    rates = {module.p for module in model.modules() if isinstance(module, nn.Dropout)}
+    assert rates == {dropout}

@@ -122,7 +122,11 @@ def test_a_checkpoint_has_the_best_model_if_it_is_not_the_last(
         trainer.progress.steps = 1
         with torch.no_grad():
             parameter += 1
+        newer = tmp_path / "run" / "checkpoints" / "step-9" / "manifest.json"  # a damaged one
+        newer.parent.mkdir(parents=True)
+        newer.touch()
         run.checkpoints.save(trainer)
+        assert [path.name for path in run.folder.checkpoints] == ["step-1"]
         resumed = Checkpoints(run.folder, keep=1, device=CpuDevice(), journal=run.journal)
         resumed.restore(trainer)
         assert not parameter.equal(best)
