@@ -234,7 +234,12 @@ def _are_spelled(tokenizer: "PreTrainedTokenizerFast", texts: pyarrow.ChunkedArr
     In Chinese and Japanese one token per letter is normal; several are bytes of unknown letters.
     """
     words = " ".join(texts[:SCRIPT_TEXTS].to_pylist()).split()[:SCRIPT_WORDS]
-    foreign = [word for word in words if max(word) >= FIRST_LETTER_BEYOND_LATIN]
+    highest = [max(filter(str.isalpha, word), default="") for word in words]
+    foreign = [
+        word
+        for word, letter in zip(words, highest, strict=True)
+        if letter >= FIRST_LETTER_BEYOND_LATIN
+    ]
     if 2 * len(foreign) <= len(words):
         return False
     encoded = tokenizer.backend_tokenizer.encode_batch_fast(foreign, add_special_tokens=False)

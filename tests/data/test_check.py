@@ -148,7 +148,8 @@ def test_a_vocabulary_with_letters_but_without_words_suggests_another_model(text
 
 
 @pytest.mark.parametrize(
-    "text", ["the film was good", "今天天气很好", "映画はとてもよかった", "12 !", ""]
+    "text",
+    ["the film was good", "😀 “a” 😀 “b” fine", "今天天气很好", "映画はとてもよかった", "12 !", ""],
 )
 def test_words_in_latin_letters_and_without_spaces_may_be_spelt(text: str) -> None:
     texts = pyarrow.chunked_array([[text] * 3])
