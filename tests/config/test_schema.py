@@ -5,14 +5,7 @@ from dataclasses import fields, replace
 import pytest
 from tiny_models import tiny_model
 
-from finetune.config.schema import (
-    OPTIONS,
-    Config,
-    Mode,
-    ModelConfig,
-    default_learning_rate,
-    mode_defaults,
-)
+from finetune.config.schema import OPTIONS, Config, Mode, default_learning_rate, mode_defaults
 from finetune.model.structure import find_structure
 
 
@@ -22,19 +15,6 @@ def test_every_option_has_a_name_of_its_own_and_help_in_a_sentence() -> None:
     assert [
         one.name for one in OPTIONS.values() if not re.fullmatch(r".{10,}\.", one.description)
     ] == []
-
-
-@pytest.mark.parametrize(
-    ("model", "mode"),
-    [
-        (ModelConfig(), "full"),
-        (ModelConfig(freeze_core=True), "head"),
-        (ModelConfig(train_layers=2), "last-2"),
-        (ModelConfig(head="classifier", freeze_core=True), "classifier"),
-    ],
-)
-def test_the_mode_follows_from_what_is_frozen(model: ModelConfig, mode: str) -> None:
-    assert model.mode == mode
 
 
 @pytest.mark.parametrize(

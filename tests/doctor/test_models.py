@@ -51,23 +51,6 @@ def test_no_encoder_needs_what_mps_lacks(architecture: str, mode: str, precision
     assert report.warnings == ()
 
 
-def test_calls_are_those_of_one_step_and_modules_those_that_call() -> None:
-    operators = {operator.name: operator for operator in report_of().operators}
-    # Six per layer, the pooler and the classifier.
-    assert operators["aten::addmm"].calls == 3 * 6 + 2
-    assert "bert.encoder.layer.*.intermediate.dense" in operators["aten::addmm"].modules
-    for name, modules in {
-        "gelu": ("bert.encoder.layer.*.intermediate.intermediate_act_fn",),
-        "gelu_backward": ("GeluBackward0",),
-        "nll_loss_forward": ("loss",),
-        "_fused_adamw_": ("optimizer",),
-        "linalg_vector_norm": ("clipping",),
-    }.items():
-        assert operators[f"aten::{name}"].modules == modules
-    names = {operator.name for operator in report_of(mode="head").operators}
-    assert "aten::embedding_dense_backward" not in names
-
-
 def test_a_module_whose_output_has_no_number_to_go_backward_from_is_a_wrong_use() -> None:
     with pytest.raises(UsageError, match="has no loss"):
         loss_of({"labels": torch.tensor([1]), "name": "none"})

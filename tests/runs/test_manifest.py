@@ -1,6 +1,5 @@
 """The manifest of a run, and how later commands compare it with the data."""
 
-import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,16 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from finetune.errors import DataError
 from finetune.runs.manifest import Manifest, restore_threads
-
-
-def test_a_run_writes_what_it_was_made_from(tiny_folder: Path, tmp_path: Path) -> None:
-    data = tmp_path / "rows.csv"
-    data.write_text("text,label\n" + "".join(f"who {n},{'ab'[n % 2]}\n" for n in range(40)))
-    inputs = prepare_tiny(tiny_folder, data=str(data))
-    manifest = Manifest.of(inputs)
-    assert manifest.sources == {str(data): hashlib.sha256(data.read_bytes()).hexdigest()}
-    assert manifest.splits.keys() == {"train", "validation", "test"}
-    assert Manifest.of(prepare_tiny(tiny_folder)).sources.keys() == {"questions"}
 
 
 def change_weights(model: Path) -> None:

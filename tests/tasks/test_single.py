@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from finetune.tasks.base import Prediction, abstain
 from finetune.tasks.scores import ClassScores, Scores
 from finetune.tasks.single import Single
 
@@ -46,28 +45,6 @@ def test_a_model_is_described_beside_always_answering_the_largest_class(
     scores = score(np.where(np.arange(10) < right, true, 3), true)
     assert words in scores.describe()
     assert scores.is_better == (right == 10)
-
-
-def test_each_text_gets_its_most_probable_class_and_its_probability() -> None:
-    logits = np.array([[0.0, 1.0, -1.0], [100.0, 0.0, 99.0]], np.float32)
-    fractions = np.exp(logits - logits.max(1, keepdims=True))
-    expected = fractions.max(1) / fractions.sum(1)
-
-    first, second = Single(["a", "b", "c"]).predict(["one", "two"], logits, all_scores=True)
-
-    assert (first.text, first.label, second.label) == ("one", "b", "a")
-    assert (first.probability, second.probability) == pytest.approx(expected, rel=1e-5)
-    assert first.result["probabilities"]["b"] == first.probability
-    assert not hasattr(first, "labels")
-
-
-def test_improbable_predictions_have_no_label() -> None:
-    predictions = [
-        Prediction("one", {"label": label, "probability": probability})
-        for label, probability in (("a", 0.6), ("a", 0.4), ("b", 0.4))
-    ]
-    found = abstain(predictions, {"a": 0.5, "b": 0.3})
-    assert [one.label for one in found] == ["a", None, "b"]
 
 
 def test_the_loss_is_smoothed_or_focal_and_that_of_results_neither() -> None:

@@ -5,7 +5,7 @@ from tiny_models import COMMON_WORDS, tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from finetune.tokenization import encode
-from finetune.tokenization.encode import EncodedTexts, Windows, encode_texts
+from finetune.tokenization.encode import EncodedTexts, encode_texts
 
 TEXTS = ["Who wrote the word?", "", "many many many", "unheardof", "city " * 30, "the year"]
 CLS, SEP = 2, 3
@@ -75,11 +75,3 @@ def test_windows_are_those_of_transformers(monkeypatch: pytest.MonkeyPatch) -> N
     owners = np.repeat(np.arange(len(LONG_TEXTS)), encoded.windows.counts)
     assert owners.tolist() == expected["overflow_to_sample_mapping"]
     assert encoded.truncated_texts == 0
-
-
-def test_logits_of_a_text_are_the_mean_of_its_windows_logits() -> None:
-    logits = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-    averaged = Windows(np.array([2, 1, 3])).average(logits)
-    expected = np.stack([part.mean(axis=0) for part in np.split(logits, [2, 3])])
-    np.testing.assert_allclose(averaged, expected, rtol=1e-6)
-    assert averaged.dtype == np.float32
