@@ -415,7 +415,7 @@ def _guess(
     flag = flag_of(option)
     scores = {column: score(column) for column in profiles}
     if option == LABEL and not any(scores.values()):
-        numbers = {c: _name_factor(c, names) for c in profiles if c.is_quantity}
+        numbers = {column: _name_factor(column, names) for column in profiles if column.is_quantity}
         scores |= {column: factor for column, factor in numbers.items() if factor >= 1}
     best = max(profiles, key=scores.__getitem__, default=None)
     if best is None or not scores[best]:

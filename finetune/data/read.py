@@ -432,10 +432,10 @@ def _read_sheet(content: packed.Content, options: DataConfig) -> pandas.DataFram
             book = CalamineWorkbook.from_filelike(file)
             sheets = {name: book.get_sheet_by_name(name) for name in book.sheet_names}
             filled = [sheet for sheet in book.sheets_metadata if sheets[sheet.name].height]
-            shown = [s.name for s in filled if s.visible == SheetVisibleEnum.Visible]
+            shown = [sheet.name for sheet in filled if sheet.visible == SheetVisibleEnum.Visible]
             if not filled:
                 raise DataUnreadableError(f"no sheet of {path} has rows", remedy=SAVE_AGAIN)
-            names = [s.name for s in filled] if options.table or not shown else shown
+            names = [sheet.name for sheet in filled] if options.table or not shown else shown
             sheet = sheets[packed.choose_member(names, options.table, path=path)]
             cells = sheet.to_python(skip_empty_area=False)
             merged = sheet.merged_cell_ranges or []

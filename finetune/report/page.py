@@ -272,7 +272,11 @@ def tabulate_runs(results: SeveralResults) -> Table:
         rows += [
             ["all rows", *scores.values, count],
             [f"95% over {count} rows", *(span(each, results.intervals) for each in metrics), ""],
-            ["spread over folds (SD)", *(MetricValue(m, spread[m.name]) for m in metrics), ""],
+            [
+                "spread over folds (SD)",
+                *(MetricValue(each, spread[each.name]) for each in metrics),
+                "",
+            ],
         ]
     elif means := results.test:
         over_rows = [

@@ -140,7 +140,10 @@ class PredictBody(StrictBody):
         inputs = self.inputs if isinstance(self.inputs, list) else [self.inputs]
         if not 0 < len(inputs) <= MAX_TEXTS:
             raise HTTPException(422, f"inputs has {len(inputs)} texts: send 1 to {MAX_TEXTS}")
-        texts = [(x, None) if isinstance(x, str) else (x.text, x.text_pair) for x in inputs]
+        texts = [
+            (text, None) if isinstance(text, str) else (text.text, text.text_pair)
+            for text in inputs
+        ]
         if any((pair is not None) != reads_pairs for _, pair in texts):
             message = "the model reads single texts: leave out text_pair"
             if reads_pairs:
