@@ -129,11 +129,11 @@ class OwnFolder:
             )
         if kind not in (None, self.kind) or (not overwrite and self.files()):
             contents = CONTENTS.get(str(kind), f"the files of finetune {kind}")
-            start_over = "continue with --resume-from-checkpoint, start over with --overwrite, or "
-            raise UsageError(
-                f"{self.path} already contains {contents}",
-                remedy=start_over * (kind == self.kind) + another,
-            )
+            remedy = another
+            if kind == self.kind:
+                remedy = "continue with --resume-from-checkpoint, start over with --overwrite, or "
+                remedy += another
+            raise UsageError(f"{self.path} already contains {contents}", remedy=remedy)
         for name in NAMES[self.kind]:
             for part in (file := PurePath(name), *file.parents[:-1]):
                 path = self.path / part
@@ -210,7 +210,9 @@ def check_output_file(path: Path, *, overwrite: bool | None = None) -> None:
     if not path.is_file():
         raise UsageError(f"{path} is not a file", remedy="choose the name of a file")
     if not overwrite:
-        remedy = "choose another file" + ", or replace it with --overwrite" * (overwrite is False)
+        remedy = "choose another file"
+        if overwrite is False:
+            remedy += ", or replace it with --overwrite"
         raise UsageError(f"{path} already exists", remedy=remedy)
 
 

@@ -233,7 +233,7 @@ def audit_command(*, display: flags.Display, **options: Any) -> None:
 def _show_audit(result: "Audit") -> None:
     from finetune.report.page import cell_of, summarize_audit
 
-    sample = f" (a sample of {result.sampled:,})" * (result.sampled < result.rows)
+    sample = f" (a sample of {result.sampled:,})" if result.sampled < result.rows else ""
     show_lines(f"{result.rows:,} rows of {result.data}{sample}, {len(result.classes)} classes")
     table = summarize_audit(result)
     show_table(table.columns, table.rows, numbers=("rows",))

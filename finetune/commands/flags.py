@@ -315,7 +315,9 @@ def _flag(option: Option) -> Callable[[Command], Command]:
     if isinstance(kind, click.Choice):  # in the spelling that Click shows
         default = default and default.replace("_", "-")
     note = ", or guessed for a table" if option.is_guessed else ""
-    help_text = option.description + (f"  [default: {default}{note}]" * (default is not None))
+    help_text = option.description
+    if default is not None:
+        help_text += f"  [default: {default}{note}]"
     return click.option(flag, option.name, type=kind, default=None, help=help_text)
 
 
@@ -325,7 +327,7 @@ def _flag_type(hint: Any, *, has_range: bool = False) -> Any:
         kind, *bounds = get_args(hint)
         if not has_range:
             return kind
-        low, high = (bound for bound in bounds)
+        low, high = bounds
         limits = {"min": low.ge, "max": getattr(high, "le", None)}
         return click.IntRange(**limits) if kind is int else click.FloatRange(**limits)
     if hint in (str | Path, str | Path | None):

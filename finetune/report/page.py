@@ -334,7 +334,7 @@ def summarize_audit(audit: "Audit") -> Table:
         ("leaks between splits", audit.leaks, BAD),
     ):
         count = sum(bool(record.get("labels")) for record in records)
-        note = f"{count:,} with contradictory labels" * bool(count)
+        note = f"{count:,} with contradictory labels" if count else ""
         rows.append((mark if records else GOOD, what, f"{len(records):,}", note))
     if audit.curve:
         last, twice = audit.curve["points"][-1], audit.curve["forecast"][0]

@@ -20,6 +20,7 @@ from finetune.devices.base import Device
 from finetune.errors import CheckpointDamagedError, UsageError, system_error
 from finetune.events import WarningMessage, clock, emit
 from finetune.files import file_sha256, flush_to_disk, read_json, replacing, write_json
+from finetune.ownership import MANIFEST
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import Journal
 from finetune.training.snapshot import (
@@ -33,7 +34,6 @@ from finetune.training.snapshot import (
 )
 from finetune.training.trainer import Trainer
 
-MANIFEST_NAME = "manifest.json"
 STATE_NAME = "state.json"
 TENSORS_SUFFIX = ".safetensors"
 # Maximum fraction of the time for checkpoints, and minimum time between two of them.
@@ -151,7 +151,7 @@ def write_checkpoint(
     folder: Path, *, tensors: Mapping[str, Tensors], state: Mapping[str, Any]
 ) -> None:
     """Write groups of named tensors, and JSON; replace a checkpoint of the same name."""
-    with replacing(folder, last=MANIFEST_NAME) as partial:
+    with replacing(folder, last=MANIFEST) as partial:
         write_json(partial / STATE_NAME, state)
         for group, named_tensors in tensors.items():
             contiguous = {name: tensor.contiguous() for name, tensor in named_tensors.items()}
@@ -160,14 +160,14 @@ def write_checkpoint(
             # safetensors lets only the owner read its files; ours follow the user's umask.
             file.chmod((partial / STATE_NAME).stat().st_mode & 0o777)
         fingerprints = {file.name: _fingerprint(file) for file in partial.iterdir()}
-        write_json(partial / MANIFEST_NAME, fingerprints)
+        write_json(partial / MANIFEST, fingerprints)
     flush_to_disk(folder.parent)
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
     """Return the groups of tensors, on the CPU, and the state of a checkpoint."""
     try:
-        manifest = read_json(folder / MANIFEST_NAME)
+        manifest = read_json(folder / MANIFEST)
         for name, written in manifest.items():
             if _fingerprint(folder / name) != written:
                 raise ValueError(f"{name} has changed since it was written")

@@ -274,7 +274,7 @@ def _group_seeds(runs: Sequence[_Setting]) -> list[_Setting]:
     names = [run.path.name if are_unique else str(run.path) for run in settings]
     counts = [len(run.results) for run in settings]
     return [
-        replace(run, name=name + f" ({count} seeds)" * (count > 1))
+        replace(run, name=f"{name} ({count} seeds)" if count > 1 else name)
         for run, name, count in zip(settings, names, counts, strict=True)
     ]
 
@@ -312,8 +312,11 @@ def _compare_with(base: _Setting, run: _Setting, *, max_rows: int) -> PairedComp
         pairs = [(row, base.predictions[row], run.predictions[row]) for row in rows]
         return [
             {
-                **{"row": row, "text": text_of(before), "label": before["label"]},
-                **{"baseline": before["predicted"], "run": now["predicted"]},
+                "row": row,
+                "text": text_of(before),
+                "label": before["label"],
+                "baseline": before["predicted"],
+                "run": now["predicted"],
             }
             for row, before, now in pairs
         ]

@@ -105,7 +105,8 @@ class RunFolder(OwnFolder):
     def start(self) -> None:
         """Delete the files of an earlier run, and report the files that stay."""
         if stays := self.empty():
-            names = ", ".join(stays[:MAX_NAMES_SHOWN]) + ", ..." * (len(stays) > MAX_NAMES_SHOWN)
+            others = ["..."] if len(stays) > MAX_NAMES_SHOWN else []
+            names = ", ".join([*stays[:MAX_NAMES_SHOWN], *others])
             emit(Info(f"kept in {self.path}, because no run wrote them: {names}"))
         for table in self.tables:
             shutil.copyfile(table, self.path / table.name)

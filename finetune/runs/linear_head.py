@@ -213,9 +213,9 @@ class BaselineEstimate:
             baseline = "majority-class baseline"
         interval = "–".join(f"{limit:.2g}" for limit in limits)
         if metric.is_fraction:
-            interval = "{:.0f}–{:.0f}%".format(*(100 * limit for limit in limits))
-        classes = f", {self.classes} classes" * (self.classes > 0)
-        sample = f" on {self.sampled:,} of them" * (self.sampled < self.rows)
+            interval = f"{100 * self.low:.0f}–{100 * self.high:.0f}%"
+        classes = f", {self.classes} classes" if self.classes else ""
+        sample = f" on {self.sampled:,} of them" if self.sampled < self.rows else ""
         return [
             f"{self.rows:,} training rows{classes}: a linear head on the frozen encoder, "
             f"cross-validated{sample}: {metric.sentence.format(interval)} "

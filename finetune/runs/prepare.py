@@ -137,7 +137,7 @@ def _load(
         if value not in (None, "none") and not method.is_contrastive:
             message = f"{flag} has no effect: only few-shot training learns from these texts"
             is_possible = task.name == "single" and config.model.mode.trains_encoder
-            remedy = "drop it" + ", or add --contrastive on" * is_possible
+            remedy = "drop it, or add --contrastive on" if is_possible else "drop it"
             emit(WarningMessage(message, remedy=remedy))
     tables = {**data.splits, **({"names": data.names} if data.names else {})}
     with stage("tokenize"):

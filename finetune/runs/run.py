@@ -410,7 +410,7 @@ def interruption_explained(folder: RunFolder) -> Iterator[None]:
         if isinstance(folder, SeveralFolder):
             finished = sum(run.has_finished for run in folder.runs)
             message += f"; {finished} of {folder.count} {folder.run_kind}s have finished"
-        overwrite = " with --overwrite" * folder.first_file.exists()
+        overwrite = " with --overwrite" if folder.first_file.exists() else ""
         remedy = f"run the command again{overwrite}, because nothing was saved yet"
         if folder.can_resume:
             remedy = f"resume with: {folder.resume_command}"

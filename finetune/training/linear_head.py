@@ -5,7 +5,8 @@ Features are centered and scaled to unit norm on average. This affects only the 
 
 After contrastive training, the labels of rows spread over similar unlabeled texts: texts are linked
 with their nearest neighbors, and each class flows along the links (Zhou et al. 2004, "Learning with
-Local and Global Consistency"). Before it, this costs TREC nine points (docs/measurements.md).
+Local and Global Consistency"). Without contrastive training, it costs TREC nine points
+(docs/measurements.md).
 """
 
 from collections.abc import Callable, Sequence

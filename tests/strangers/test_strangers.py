@@ -27,8 +27,8 @@ TEXT_COLUMN, LABEL_COLUMN = f"text{CLEAR}", f"label{ISOLATE}<b>"
 EVIL_CODE = "raise SystemExit('code of a stranger runs')"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
+# While there are any, code from these folders, pickles, and connections to other machines fail.
 watched_folders: list[Path] = []
-"""Forbid foreign code, pickles and connections to other machines in this context."""
 
 
 class ForbiddenError(BaseException):
