@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from pydantic import TypeAdapter
@@ -47,9 +46,10 @@ def choose_precision(device: Device, *, hidden_size: int, cache: Path) -> AutoTu
 
 
 def _choice(
-    precision: str, reason: str, milliseconds: Mapping[str, float] = MappingProxyType({})
+    precision: str, reason: str, milliseconds: Mapping[str, float] | None = None
 ) -> AutoTunedOption:
-    return AutoTunedOption("precision", precision, "ms for one encoder layer", milliseconds, reason)
+    timings = milliseconds or {}
+    return AutoTunedOption("precision", precision, "ms for one encoder layer", timings, reason)
 
 
 def why_not(device: Device, precision: str) -> str | None:

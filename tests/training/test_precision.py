@@ -1,5 +1,7 @@
 """``--precision auto`` in runs; most timings are simulated."""
 
+import pickle
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -79,7 +81,10 @@ def test_nothing_is_timed_where_the_machine_says_enough(
     monkeypatch.setattr(host, "bf16_instructions", lambda: instructions)
     for name, value in attributes.items():
         monkeypatch.setattr(CpuDevice, name, value)
-    assert (choose(tmp_path), timing.count) == (expected, 0)
+    choice = choose_precision(CpuDevice(), hidden_size=32, cache=tmp_path)
+    assert (choice.value, timing.count) == (expected, 0)
+    # Other ranks and environment.json get it.
+    assert pickle.loads(pickle.dumps(choice)) == AutoTunedOption(**asdict(choice))
 
 
 def test_a_device_with_silent_faults_needs_parity_first(
