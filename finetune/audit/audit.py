@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from finetune.audit.duplicates import Pairs, find_near_duplicates, normalize_rows
 from finetune.config.schema import Config, DataConfig
 from finetune.data.dataset import (
+    HARD,
     SPLITS,
     LoadedData,
     column_of,
@@ -26,7 +27,7 @@ from finetune.data.dataset import (
 from finetune.data.load import load_data
 from finetune.data.stream import read_texts
 from finetune.errors import DataError
-from finetune.events import WarningMessage, emit, stage
+from finetune.events import Info, WarningMessage, emit, stage
 from finetune.runs.linear_head import prepare_head, read_frozen_features
 from finetune.runs.several import read_out_of_fold
 from finetune.tasks.base import Labels, Logits, Outputs, Task
@@ -105,6 +106,7 @@ class _Table:
     total: int
     places: Mapping[str, Callable[[int], str]]
     has_labels: bool = True
+    is_chosen: bool = False  # by finetune label
 
     @cached_property
     def texts(self) -> pyarrow.Array:
@@ -158,9 +160,13 @@ def audit(
             logits = predict_out_of_fold(features, groups, folds=folds)
             if out_of_fold is not None and len(table.rows) == table.total:
                 logits = mix_logits(logits, *read_out_of_fold(out_of_fold), table.task)
-        with stage("curve"):
-            curve = measure_curve(table.task, features, groups)
-        result = replace(result, curve=curve, suspects=_list_suspects(table, features, logits))
+        if table.is_chosen:
+            emit(Info(f"no learning curve: most rows were chosen {HARD}"))
+        else:
+            with stage("curve"):
+                curve = measure_curve(table.task, features, groups)
+            result = replace(result, curve=curve)
+        result = replace(result, suspects=_list_suspects(table, features, logits))
     if unlabeled is not None:
         texts = _choose_texts(config, table, features, unlabeled, batch=batch, batches=batches)
         result = replace(result, to_label=texts)
@@ -207,7 +213,8 @@ def _load_table(config: Config) -> _Table:
         rows, labels = rows_where(rows, kept), labels[kept]
         splits, numbers = splits[kept], numbers[kept]
     task = loaded.task.with_loss(labels)
-    return _Table(rows, task, splits, numbers, total, loaded.places, has_labels)
+    is_chosen = loaded.drawn is not None
+    return _Table(rows, task, splits, numbers, total, loaded.places, has_labels, is_chosen)
 
 
 def _read_texts(path: Path, options: DataConfig) -> list[str]:

@@ -67,7 +67,7 @@ def check_data(config: Config) -> dict[str, Any]:
         "rows_of_a_run": {split: len(rows) for split, rows in splits.items()},
         "lengths": lengths,
         "suggestions": suggest_changes(findings, lengths=lengths),
-        "expectation": expect(config, splits["train"], loaded.task),
+        "expectation": expect(config, splits["train"], loaded),
         "warnings": warnings,
         **findings,
     }

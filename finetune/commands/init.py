@@ -52,7 +52,7 @@ def describe_table(options: DataConfig, *, model: str | None) -> dict[str, Any]:
         from finetune.runs.linear_head import expect
 
         config = Config(data=options, model=ModelConfig(model=guesses.values["model"]))
-        expectation = expect(config, splits["train"], task)
+        expectation = expect(config, splits["train"], table)
     return {
         "columns": [*table.column_names],
         "chosen": {

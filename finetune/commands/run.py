@@ -181,7 +181,7 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
         "estimated_seconds": round(seconds, 1),
         "output_dir": str(folder),
         "batches_of_an_epoch_by_padded_length": dict(sorted(lengths.items())),
-        "expectation": expect(loaded.config, rows, inputs.data.task),
+        "expectation": expect(loaded.config, rows, inputs.data),
     }
 
 

@@ -29,6 +29,8 @@ DEFAULT_FRACTION = 0.1
 # Smaller tables get no validation split: a tenth of the rows would choose a model by chance, and
 # training needs the rows.
 MIN_ROWS_TO_VALIDATE = 1_000
+# Why the accuracy on most rows of finetune label says little about other texts.
+HARD = "because they are hard or differ from the others"
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class LoadedData:
     ``row_numbers`` has the number of each row of a split in its table, which may contain more rows.
     ``places`` describes such a row: ``line 7 of reviews.csv (id 5)``. ``unlabeled`` has texts
     without a label, in the same columns as a split. ``names`` has a row for each class, with its
-    name or description as the text.
+    name or description as the text. ``drawn`` has the numbers of the rows that ``finetune label``
+    drew at random, or None for other tables. Its other rows were chosen because they are hard.
     """
 
     splits: DatasetDict
@@ -59,6 +62,7 @@ class LoadedData:
     places: Mapping[str, Callable[[int], str]] = field(default_factory=dict)
     unlabeled: pyarrow.Table | None = None
     names: Dataset | None = None
+    drawn: NDArray[np.int64] | None = None
 
     def numbers_of(self, split: str) -> NDArray[np.int64]:
         """Return the number of each row of a split in its table, from 0: [rows]."""
@@ -204,23 +208,39 @@ def split_table(table: DatasetDict, options: DataConfig, *, task: Task) -> Datas
     return DatasetDict({name: splits[name] for name in SPLITS if name in splits})
 
 
-def pool_rows(table: DatasetDict, *, folds: int, task: Task, seed: int) -> DatasetDict:
+def pool_rows(loaded: LoadedData, *, folds: int, seed: int) -> DatasetDict:
     """Return all rows outside the test split as ``train``, each with its number and its fold.
 
-    Rows are numbered from 0, folds from 1. DataError for fewer texts than folds.
+    Rows are numbered from 0, folds from 1. DataError for fewer texts than folds. In a table of
+    ``finetune label``, folds have only the rows that were drawn at random, including its test
+    split. The other rows are in fold 0, so that they are always training rows.
     """
-    pool = concatenate_datasets([table[name] for name in ("train", "validation") if name in table])
+    table, task, drawn = loaded.splits, loaded.task, loaded.drawn
+    names = [name for name in SPLITS if name in table and (name != "test" or drawn is not None)]
+    pool = concatenate_datasets([table[name] for name in names])
     _reject_constant(pool, task)
-    texts = number_texts(*texts_of(pool))
-    if (distinct := len(np.unique(texts))) < folds:
+    tested, texts, strata = (
+        np.arange(len(pool)),
+        number_texts(*texts_of(pool)),
+        _strata_of(pool, task),
+    )
+    if drawn is not None:
+        numbers = np.concatenate([loaded.numbers_of(name) for name in names])
+        tested = np.flatnonzero(np.isin(numbers, drawn))
+        drawn_rows = (
+            f"the {len(tested):,} rows that were drawn at random; the others were chosen {HARD}"
+        )
+        emit(Info(f"the folds have {drawn_rows}"))
+    elif "test" in table:
+        rows = len(table["test"])
+        emit(Info(f"the folds don't include the test split: its {rows:,} rows are not used"))
+    if (distinct := len(np.unique(texts[tested]))) < folds:
         raise DataError(
             f"there are {distinct:,} different texts for {folds} folds",
             remedy="add rows, or use fewer --folds",
         )
-    if "test" in table:
-        rows = len(table["test"])
-        emit(Info(f"the folds don't include the test split: its {rows:,} rows are not used"))
-    fold = 1 + find_folds(texts, _strata_of(pool, task), folds=folds, seed=seed)
+    fold = np.zeros(len(pool), np.int64)
+    fold[tested] = 1 + find_folds(texts[tested], strata[tested], folds=folds, seed=seed)
     for name, numbers in {"row": np.arange(len(pool)), "fold": fold}.items():
         pool = pool.add_column(name, numbers)
     return DatasetDict(train=pool)

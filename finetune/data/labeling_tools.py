@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import pandas
 
@@ -14,6 +14,8 @@ ANSWERS = {"accept", "reject", "ignore"}
 OF_LABEL_STUDIO = WORDS["label_studio"].split()
 OF_DOCCANO = ["Comments", "annotation_approver"]
 MIN_PROBABILITY = 0.5
+How = Literal["file", "spread", "uncertain", "rare", "random", "chosen"]
+"""Why ``finetune label`` showed a text; ``file``: it had a label, ``chosen``: a person chose it."""
 
 
 def convert(frame: pandas.DataFrame) -> pandas.DataFrame:

@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
@@ -18,6 +19,7 @@ from finetune import hub
 from finetune.config.schema import HUB_PREFIX, OPTIONS, DataConfig
 from finetune.data.columns import LABEL_NAMES, NO_COLUMN, OtherData, plain_name
 from finetune.data.dataset import (
+    HARD,
     DataSource,
     LoadedData,
     TextColumns,
@@ -183,8 +185,7 @@ def load_splits(options: DataConfig, *, folds: int | None = None) -> LoadedData:
     if folds is None:
         splits = split_table(before.splits, options, task=before.task)
     else:
-        seed = options.split_seed
-        splits = pool_rows(before.splits, folds=folds, task=before.task, seed=seed)
+        splits = pool_rows(before, folds=folds, seed=options.split_seed)
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
     emit(Info(f"data: {options.data}, {counts} rows, {before.task.label_summary}"))
     loaded = replace(before, splits=splits)
@@ -289,6 +290,13 @@ def load_rows(options: OtherData, *, task: Task) -> Dataset:
             remedy="rename them to classes of the model, or remove these rows; the classes are"
             f" {_listed(names)}",
         )
+    if loaded.drawn is not None:
+        rows = rows_where(rows, np.isin(loaded.numbers_of("train"), loaded.drawn))
+        counts = f"{len(rows):,} rows of {options.data} were drawn at random"
+        emit(Info(f"{counts}, and only these are scored; the others were chosen {HARD}"))
+        if not len(rows):
+            remedy = "label more texts: finetune label draws a quarter of them at random"
+            raise DataError(f"{counts}, and only these can be scored", remedy=remedy)
     labels = loaded.task.decode(column_of(rows, "label"))
     texts = texts_of(rows)
     return make_dataset(texts.texts, labels, task=task, pairs=texts.pairs)

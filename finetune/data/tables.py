@@ -10,11 +10,13 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
 from datasets import DatasetDict
+from numpy.typing import NDArray
 
 from finetune.config.schema import HUB_PREFIX, DataConfig
 from finetune.data.columns import (
@@ -38,6 +40,7 @@ from finetune.data.dataset import LoadedData, make_dataset, return_freed_memory
 from finetune.data.delimited import ADD_LABELS
 from finetune.data.encoding import find_text
 from finetune.data.folders import read_splits
+from finetune.data.labeling_tools import How
 from finetune.data.packed import SPLIT_BY_WORD, WORDS, unpack
 from finetune.data.read import RawTable
 from finetune.errors import DataError, DataNotFoundError, UsageError
@@ -92,7 +95,7 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
             tables[split] = read.get(split, read["train"])
     return_freed_memory()
     tables = {split: _without_repeated_headers(table) for split, table in tables.items()}
-    names = tables["train"].columns.column_names
+    names, drawn = tables["train"].columns.column_names, _find_drawn(tables["train"])
     tables = _divide_by_column(tables, options)
     columns = _choose_columns(tables["train"], options)
     tables = _with_labels(tables, columns, are_published=are_published)
@@ -114,7 +117,17 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
         row_numbers={split: known["row"].to_numpy() for split, known in rows.items()},
         places={split: partial(place_of, _only_ids(table)) for split, table in tables.items()},
         unlabeled=unlabeled,
+        drawn=drawn,
     )
+
+
+def _find_drawn(table: RawTable) -> NDArray[np.int64] | None:
+    """Return the numbers of the rows that ``finetune label`` drew at random; None for others."""
+    if not {"how", "row"} <= {*table.columns.column_names}:
+        return None
+    how = table.columns["how"]
+    is_labeled = {*distinct_values([how])} - {""} <= {*get_args(How)}
+    return table.numbers[pc.equal(how, "random")] if is_labeled else None
 
 
 def _only_ids(table: RawTable) -> RawTable:

@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 
 from finetune.config.schema import MAX_ESTIMATED_ROWS, Config, TrainingConfig
-from finetune.data.dataset import LoadedData, column_of, rows_where, sample_rows
+from finetune.data.dataset import HARD, LoadedData, column_of, rows_where, sample_rows
 from finetune.devices.base import move_to_device
 from finetune.devices.select import select_device
 from finetune.errors import FinetuneError, ModelUnsupportedError
@@ -224,20 +224,25 @@ class BaselineEstimate:
         ]
 
 
-def expect(config: Config, rows: Dataset, task: Task) -> BaselineEstimate | None:
-    """Cross-validate a linear head on training rows; None for a large table or without weights."""
+def expect(config: Config, rows: Dataset, data: LoadedData) -> BaselineEstimate | None:
+    """Cross-validate a linear head on training rows.
+
+    None for a large table, for one of ``finetune label``, or without weights.
+    """
     name, reason = config.model.model, ""
     if len(rows) > MAX_ESTIMATED_ROWS:
         return None
     try:
         if len(rows) < MIN_ROWS:
             reason = f"{len(rows)} training rows are too few"
+        elif data.drawn is not None:
+            reason = f"the training rows were chosen {HARD}"
         elif not is_available_locally(name, revision=config.model.revision):
             reason = f"the weights of {name} are not on this machine; finetune run downloads them"
         else:
             emit(Info(f"estimating a baseline with {name}"))
             with muted():
-                return _cross_validate(config, rows, task)
+                return _cross_validate(config, rows, data.task)
     except FinetuneError as error:
         reason = error.message
     emit(Info(f"no baseline estimate: {reason}"))

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from finetune.config.schema import AutoTunedOption, Mode
+from finetune.data.dataset import HARD
 from finetune.evaluation.statistics import RESAMPLES, Calibration, bootstrap, percentile_interval
 from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Task
@@ -36,7 +37,8 @@ class RunDetails:
     ``lengths`` describes the tokens of the texts or windows of each split, ``class_rows`` counts
     the training rows of each class. ``unlabeled`` has the number of unlabeled texts that a head was
     fitted on, and the fraction of test rows that a head without them predicts differently.
-    ``names`` says whether the names of classes were training rows, and why.
+    ``names`` says whether the names of classes were training rows, and why. ``drawn`` counts the
+    rows that ``finetune label`` drew at random; it is None for other tables.
     """
 
     choices: Sequence[AutoTunedOption]
@@ -46,6 +48,7 @@ class RunDetails:
     is_balanced: bool = False
     unlabeled: Mapping[str, float] | None = None
     names: str = ""
+    drawn: int | None = None
 
 
 @dataclass(frozen=True)
@@ -198,8 +201,12 @@ def best_of(runs: Mapping[Name, RunResults], metric: str | None) -> Name | None:
 
 def summarize(results: RunResults) -> str:
     """Return the first paragraph of the final output, the report and the model card."""
-    test, hints = results.test, [results.test.describe()]
-    if test.samples < FEW_ROWS:
+    test, drawn, hints = results.test, results.details.drawn, [results.test.describe()]
+    if drawn is not None:
+        fair = "Only these rows were drawn at random. The others" if drawn else "All rows"
+        hints.append(f"{fair} were chosen {HARD}, so accuracy on them is no estimate.")
+        hints += ["More labels give a narrower interval."] * (test.samples < FEW_ROWS)
+    elif test.samples < FEW_ROWS:
         hints.append(f"{test.samples:,} rows are few. `--folds 5` gives a more precise estimate.")
     if weakest := _weakest(test):
         hints.append(f"Weakest: {weakest}.")

@@ -235,7 +235,7 @@ class Run:
         kind: ValidationKind | None = None
         if validation:
             scores, kind = task.score(*validation), "held out"
-        elif self.head and self.head.cross_validated is not None:
+        elif self.head and self.head.cross_validated is not None and inputs.data.drawn is None:
             labels, kind = self.inputs.examples["train"].labels, "cross-validated"
             scores = self.inputs.task.score(self.head.cross_validated, labels)
         with stage("test"):
@@ -397,6 +397,7 @@ def _describe_details(inputs: RunInputs, plan: Plan, head: LinearHeadFitter | No
         is_balanced=inputs.config.training.class_weights == "balanced",
         unlabeled=head.unlabeled if head else None,
         names=head.names if head else "",
+        drawn=None if inputs.data.drawn is None else len(inputs.data.drawn),
     )
 
 

@@ -9,10 +9,10 @@ from datasets import Dataset
 from tiny_runs import run_tiny
 
 from finetune.config.schema import Config, DataConfig, change_options
+from finetune.data.dataset import LoadedData
 from finetune.data.load import load_splits
 from finetune.events import Event, Info, sent_to
 from finetune.runs.linear_head import expect
-from finetune.tasks.base import Task
 
 QUESTIONS = Config(DataConfig("questions"))
 
@@ -22,9 +22,9 @@ def config_of(model: str | Path, **options: Any) -> Config:
     return change_options(QUESTIONS, chosen)
 
 
-def load(config: Config) -> tuple[Dataset, Task]:
+def load(config: Config) -> tuple[Dataset, LoadedData]:
     data = load_splits(config.data)
-    return data.splits["train"], data.task
+    return data.splits["train"], data
 
 
 def test_a_run_of_the_head_uses_the_same_features(tiny_folder: Path, tmp_path: Path) -> None:
