@@ -15,6 +15,7 @@ from torch import nn
 from finetune.config.schema import Mode
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
+from finetune.devices.cuda import CAPTURED_SHAPES
 from finetune.devices.mps.device import FEW_SHAPES
 from finetune.model.structure import find_structure, freeze_parameters, set_training
 from finetune.tasks.single import Single
@@ -53,6 +54,13 @@ class FewShapesDevice(CpuDevice):
     def __init__(self, *, min_examples: int = 1) -> None:
         super().__init__()
         self.shapes = replace(FEW_SHAPES, min_examples=min_examples)
+
+
+def device_with_shapes_of_cuda() -> CpuDevice:
+    """Return the CPU with the batch shapes of CUDA."""
+    device = CpuDevice()
+    device.shapes = CAPTURED_SHAPES
+    return device
 
 
 class OtherDevice(FewShapesDevice):

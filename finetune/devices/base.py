@@ -179,7 +179,7 @@ class BatchShapes:
         counts_evaluation: Whether evaluation counts among them, at the batch size of training.
         min_padded_length: Fewest tokens to which a text may be padded.
         multiple_of: Every padded length is a multiple of this.
-        pads_batches: Whether repeated examples fill up the last batch, because new shapes are slow.
+        pads_batches: Whether repeated examples fill up the last batch of training steps.
         max_tokens: Most tokens of a batch, with padding, for which results are correct.
         min_examples: 2 if linear layers drop the bias of a single vector, such as a pooled output.
         extraction_tokens: Tokens that frozen layers should read at once to keep a GPU busy.
@@ -202,6 +202,10 @@ class BatchShapes:
     def max_examples(self, *, padded_length: int) -> int | None:
         """Return the most examples of a padded length with correct results, None for no limit."""
         return None if self.max_tokens is None else max(1, self.max_tokens // padded_length)
+
+    def evaluated_examples(self, count: int, *, batch_size: int) -> int:
+        """Return to how many examples repeated ones fill up a batch outside of training steps."""
+        return max(count, batch_size, self.min_examples) if self.counts_evaluation else count
 
     def extraction_examples(self, batch_size: int, *, padded_length: int) -> int:
         """Return how many examples frozen layers read at once, at least one evaluation batch."""

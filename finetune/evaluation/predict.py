@@ -64,10 +64,9 @@ class Predictor:
         logits, done = torch.empty(0), 0
         with device.autocast(self.precision):  # once, because it keeps the weights in 16 bits
             for batch in batches:
-                indices, count = batch.indices, len(batch.indices)
-                if device.shapes.pads_batches:
-                    filled = max(batch_size, device.shapes.min_examples)
-                    indices = fill_batch(indices, batch_size=filled)
+                count = len(batch.indices)
+                filled = device.shapes.evaluated_examples(count, batch_size=batch_size)
+                indices = fill_batch(batch.indices, batch_size=filled)
                 inputs = examples.inputs_of(indices, batch.padded_length)
                 inputs = {name: device.copy(tensor) for name, tensor in inputs.items()}
                 batch_logits = self.model(**inputs).logits

@@ -132,10 +132,8 @@ def with_features(
     firsts[order] = np.cumsum(counts[order]) - counts[order]
 
     def read(batch: Batch) -> Inputs:
-        indices = batch.indices
-        if shapes.pads_batches:
-            filled = max(len(indices), batch_size, shapes.min_examples)
-            indices = fill_batch(indices, batch_size=filled)
+        filled = shapes.evaluated_examples(len(batch.indices), batch_size=batch_size)
+        indices = fill_batch(batch.indices, batch_size=filled)
         return examples.inputs_of(indices, batch.padded_length)
 
     def make_key() -> str:

@@ -206,7 +206,7 @@ def _cut_windows(
         owners = np.repeat(np.arange(len(indices)), examples.windows.counts[indices])
         count = math.ceil(len(windows) / batch_size)
         slices, slice_owners = np.array_split(windows, count), np.array_split(owners, count)
-        if device.shapes.pads_batches:
+        if device.shapes.counts_evaluation:  # CUDA captures no steps with windows
             slices = [fill_batch(rows, batch_size=batch_size) for rows in slices]
             slice_owners = [
                 np.pad(rows, (0, batch_size - len(rows)), constant_values=-1)

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import ARCHITECTURES, tiny_model
-from tiny_training import FewShapesDevice, random_examples, take_steps, tiny_trainer
+from tiny_training import (
+    FewShapesDevice,
+    device_with_shapes_of_cuda,
+    random_examples,
+    take_steps,
+    tiny_trainer,
+)
 from torch import nn
 
 from finetune.devices.base import BatchSize, Device
@@ -46,15 +52,22 @@ def test_logits_are_those_of_each_row_alone(architecture: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("least", "batch_size", "rows", "sizes"), [(1, 5, ROWS, [5] * 5), (2, 1, 3, [2, 2, 2])]
+    ("device", "batch_size", "rows", "sizes"),
+    [
+        (FewShapesDevice(), 5, ROWS, [5] * 5),
+        (FewShapesDevice(min_examples=2), 1, 3, [2, 2, 2]),
+        # Evaluation captures no graphs, so a single text is computed alone.
+        (device_with_shapes_of_cuda(), 64, 1, [1]),
+        (device_with_shapes_of_cuda(), 5, ROWS, [5] * 4 + [3]),
+        (CpuDevice(), 64, 1, [1]),
+    ],
 )
 def test_every_forward_has_the_size_that_the_device_needs(
-    least: int, batch_size: int, rows: int, sizes: list[int]
+    device: Device, batch_size: int, rows: int, sizes: list[int]
 ) -> None:
     model = tiny_model()
     found: list[int] = []
     model.register_forward_hook(lambda _, __, output: found.append(len(output.logits)))
-    device = FewShapesDevice(min_examples=least)
     logits = predict(model, random_examples(rows), batch_size=batch_size, device=device)
     assert found == sizes
     assert logits.shape == (rows, 6)

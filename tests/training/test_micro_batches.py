@@ -5,8 +5,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_training import CLASSES, FewShapesDevice, random_examples, take_steps, tiny_trainer
+from tiny_training import (
+    CLASSES,
+    FewShapesDevice,
+    device_with_shapes_of_cuda,
+    random_examples,
+    take_steps,
+    tiny_trainer,
+)
 
+from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.tasks.single import Single
 from finetune.tokenization.encode import Windows
@@ -130,8 +138,9 @@ def test_both_passes_of_a_text_have_the_same_dropout() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 8, 40])
-def test_no_forward_takes_more_windows_than_the_batch_size(batch_size: int) -> None:
-    state, seen = tiny_trainer(), []
+@pytest.mark.parametrize("device", [CpuDevice(), device_with_shapes_of_cuda()], ids=["cpu", "cuda"])
+def test_no_forward_takes_more_windows_than_the_batch_size(device: Device, batch_size: int) -> None:
+    state, seen = tiny_trainer(device=device), []
     state.model.register_forward_pre_hook(
         lambda _, __, inputs: seen.append(inputs["input_ids"].shape), with_kwargs=True
     )
