@@ -32,7 +32,6 @@ from finetune.tasks.scores import MetricValue
 from finetune.tokenization.examples import Examples
 from finetune.training.linear_head import (
     DEFAULT_INVERSE_REGULARIZATION,
-    MAX_TEXTS,
     MIN_FITTING_NAMES,
     LabelledFeatures,
     choose_inverse_regularization,
@@ -128,7 +127,8 @@ class LinearHeadFitter:
             accuracy = float((predicted == self._inputs.examples["train"].labels).mean())
             interpolate(self._trainer.model, self._pretrained, frozen_accuracy=accuracy)
             rows = self._read_features("train")
-            texts = self._read_unlabeled()
+            if "unlabeled" in self._trainer.examples:
+                texts = self._read_features("unlabeled").features
         head = fit_linear_head(rows, inverse_regularization=self._inverse_regularization)
         if texts is not None:
             plain, head = head, fit_with_texts(rows, texts)
@@ -147,26 +147,6 @@ class LinearHeadFitter:
                 values = head.bias if parameter.ndim == 1 else head.weight
                 parameter.copy_(torch.from_numpy(values))
         return head.loss
-
-    def _read_unlabeled(self) -> NDArray[np.float32] | None:
-        """Return the features of unlabeled texts, at most a fixed sample: [texts, hidden]."""
-        table, options = self._inputs.data.unlabeled, self._inputs.config.model
-        if table is None:
-            return None
-        if (count := len(table)) > MAX_TEXTS:
-            table = table.take(np.random.default_rng(0).choice(count, MAX_TEXTS, replace=False))
-        text_model = self._inputs.text_model
-        encoded = text_model.encode(
-            *table.columns, max_length=options.max_length, stride=options.window_stride
-        )
-        shapes, layer = self._inputs.device.shapes, output_layer(text_model)
-        # The model of the trainer may read stored features.
-        predictor = replace(self._trainer.predictor, model=text_model.model)
-        with bypass_output_layer(text_model.model, layer):
-            return predictor.logits(
-                text_model.inputs(encoded),
-                padded_lengths=text_model.padded_lengths(encoded.lengths, shapes),
-            )
 
 
 def read_features(

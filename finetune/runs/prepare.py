@@ -11,7 +11,7 @@ from finetune import distributed
 from finetune.config.schema import OPTIONS, Config, Mode, Pooling, change_options
 from finetune.data import is_waiting
 from finetune.data.check import suggest_model
-from finetune.data.dataset import LoadedData, column_of, split_fold, texts_of
+from finetune.data.dataset import LoadedData, column_of, make_dataset, split_fold, texts_of
 from finetune.data.load import load_splits, with_few_label_texts
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
@@ -26,6 +26,7 @@ from finetune.runs.journal import check_report_to
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import choose_metric, user_metrics
 from finetune.tokenization.examples import Examples
+from finetune.training.linear_head import MAX_TEXTS
 from finetune.training.plan import TrainingMethod
 from finetune.training.precision import check_speed
 
@@ -130,8 +131,10 @@ def _load(
         text_model, method = load_for_training(config, method, task=task)
     # The manifest needs the digest, which takes half a second for BERT-base.
     _ = text_model.source.weights_digest
+    tables = dict(data.splits)
     if method.is_contrastive:
         data = with_few_label_texts(data, config.data)
+        tables |= _few_label_tables(data)
     for name in ("unlabeled", "class_descriptions"):
         flag, value = OPTIONS[name].flag, OPTIONS[name].value_in(config)
         if value not in (None, "none") and not method.is_contrastive:
@@ -139,7 +142,6 @@ def _load(
             is_possible = task.name == "single" and config.model.mode.trains_encoder
             remedy = "drop it, or add --contrastive on" if is_possible else "drop it"
             emit(WarningMessage(message, remedy=remedy))
-    tables = {**data.splits, **({"names": data.names} if data.names else {})}
     with stage("tokenize"):
         examples = {
             name: replace(examples[name], weights=task.example_weights(examples[name].labels))
@@ -148,6 +150,19 @@ def _load(
             for name, rows in tables.items()
         }
     return RunInputs(config, device, data, examples, text_model, method, sources)
+
+
+def _few_label_tables(data: LoadedData) -> dict[str, Dataset]:
+    """Return class names, and a fixed sample of unlabeled texts with a placeholder as label."""
+    tables = {"names": data.names} if data.names else {}
+    if (table := data.unlabeled) is not None:
+        if (count := len(table)) > MAX_TEXTS:
+            table = table.take(np.random.default_rng(0).choice(count, MAX_TEXTS, replace=False))
+        (texts, *pairs), labels = table.columns, [data.task.class_names[0]] * len(table)
+        tables["unlabeled"] = make_dataset(
+            texts, labels, task=data.task, pairs=next(iter(pairs), None)
+        )
+    return tables
 
 
 def _check_user_metrics(task: Task, splits: Mapping[str, Dataset]) -> None:

@@ -30,6 +30,7 @@ from finetune.runs.folder import RunFolder
 from finetune.runs.prepare import RunInputs
 from finetune.runs.trained import TrainedModel
 from finetune.training import precision as precision_module
+from finetune.training.plan import TEXTS_PER_STEP
 
 
 def prepare_on_other(model: Path, **options: Any) -> RunInputs:
@@ -109,7 +110,7 @@ def test_bf16_on_a_cpu_without_instructions_is_refused(
     assert was_emitted(emitted, WarningMessage, "using fp32 instead of bf16")
 
 
-BATCH_SIZE, EVAL_BATCH_SIZE = 16, 64
+BATCH_SIZE, EVAL_BATCH_SIZE = 16, TEXTS_PER_STEP
 Shape = tuple[int, int]
 
 
@@ -159,3 +160,27 @@ def test_run_has_at_most_six_shapes_and_the_largest_first(
     assert len(set(shapes)) <= 6
     first_rows, first_tokens = shapes[0]
     assert first_tokens == max(tokens for rows, tokens in shapes if rows == first_rows)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"train_layers": 1}], ids=lambda options: " ".join(options)
+)
+def test_unlabeled_texts_have_the_shapes_of_the_run(
+    options: dict[str, Any],
+    shapes: list[Shape],
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("finetune.training.plan.MIN_STEPS", 4)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("".join(f"what {'far ' * (row % 45)}{row}\n" for row in range(400)))
+    options = {"cache_dir": str(tmp_path / "cache"), "unlabeled": str(texts), **options}
+    run = train_tiny(tmp_path / "run", model=tiny_folder, contrastive="on", **options)
+    finish_run(run)
+    assert run.head
+    assert run.head.unlabeled
+    assert run.head.unlabeled["texts"] == 400
+    assert {rows for rows, _ in shapes} == {TEXTS_PER_STEP}
+    assert max(tokens for _, tokens in shapes) >= 43
+    assert len(set(shapes)) <= 6

@@ -7,17 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prepared_runs import was_emitted
+from prepared_runs import prepare_tiny, was_emitted
 from tiny_models import save_tiny_model
 from tiny_runs import at, have_same_bits, logged_metrics, press_ctrl_c, unfinished_files, weights_of
 from transformers import pipeline
 
 import finetune
 from finetune.commands.models import read_encoders
+from finetune.config.schema import change_options
 from finetune.errors import InterruptionError
 from finetune.events import Event, Info, Stage, Step, WarningMessage
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
+from finetune.runs.prepare import prepare_variant
 from finetune.training import plan
 
 STEPS = 6
@@ -177,6 +179,14 @@ def test_texts_that_no_head_learns_from_are_reported(train: Train, tmp_path: Pat
     train(tmp_path / "run", unlabeled=str(texts), freeze_core=True, emit=events.append)
     [warning] = [event.message for event in events if isinstance(event, WarningMessage)]
     assert "unlabeled has no effect" in warning
+
+
+def test_a_variant_with_a_frozen_encoder_trains_on_no_names(tiny_folder: Path) -> None:
+    shared = prepare_tiny(tiny_folder, contrastive="on")
+    assert "names" in shared.examples
+    options = {"contrastive": "auto", "freeze_core": True, "fit_head": "on"}
+    variant = prepare_variant(shared, change_options(shared.config, options))
+    assert variant.examples.keys() == variant.data.splits.keys()
 
 
 DESCRIPTIONS = {name: question.format("a city") for name, question in CLASSES.items()}
