@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from functools import partial, reduce
 from itertools import combinations
 from math import log2
+from types import MappingProxyType
 
 import pyarrow
 import pyarrow.compute as pc
@@ -43,6 +44,7 @@ BLANK = frozenset({"", "nan", "<na>", "none", "null"})
 # Minimum ratio of the best score to the second best, with and without a known name.
 CLEAR_LEAD, CLEAR_LEAD_UNNAMED = 2.0, 3.0
 MAX_CANDIDATES = 5
+ADD_LABELS = WORDS["remedies"]["labels"]
 
 
 @dataclass(frozen=True)
@@ -164,13 +166,41 @@ Columns = dict[str, ChosenColumn]
 
 
 def choose_columns(
-    columns: pyarrow.Table, options: DataConfig, *, table: str, wanted: Sequence[str] = OPTIONS
+    columns: pyarrow.Table,
+    options: DataConfig,
+    *,
+    table: str,
+    wanted: Sequence[str] = OPTIONS,
+    left_out: Mapping[str, str] = MappingProxyType({}),
 ) -> Columns:
     """Return the columns from the options; others are guessed from names and values.
 
-    If labels are ``wanted``, the second text column may be missing from the result.
+    If labels are ``wanted``, the second text column may be missing from the result. An error
+    describes the columns that are ``left_out``, because the user may mean one of them.
     """
+    try:
+        return _choose_columns(columns, options, table, wanted, is_whole=not left_out)
+    except DataError as error:
+        for name, content in left_out.items():
+            described, _, remedy = content.partition("; ")
+            error.message += f"; {name!r} has {described}"
+            error.remedy = remedy or error.remedy
+        error.args = (error.message,)
+        raise
+
+
+def _choose_columns(
+    columns: pyarrow.Table,
+    options: DataConfig,
+    table: str,
+    wanted: Sequence[str],
+    *,
+    is_whole: bool,
+) -> Columns:
     names = columns.column_names
+    if LABEL in wanted and len(names) < 2:
+        content = f"one column, {names[0]!r}, and no labels" if names else "no columns of text"
+        raise DataError(f"{table} has {content}", remedy=ADD_LABELS)
     chosen = _named_columns(options, names, table=table, wanted=wanted)
     if PAIR in wanted and TEXT not in chosen:
         chosen |= _find_pair(names, pair=chosen.get(PAIR), label=chosen.get(LABEL))
@@ -186,7 +216,8 @@ def choose_columns(
     pieces = columns.to_batches(max_chunksize=PIECE_ROWS)[:: columns.nbytes // MAX_BYTES + 1]
     sample = pyarrow.Table.from_batches(pieces, columns.schema)
     profiles = [ColumnProfile.of(sample[name], name) for name in names]
-    if len(names) == 1 and missing == [TEXT] and "number" not in profiles[0].patterns:
+    is_only = is_whole and len(names) == 1 and missing == [TEXT]
+    if is_only and "number" not in profiles[0].patterns:
         return {TEXT: ChosenColumn((names[0],), "it is the only candidate")}
     tags = [column.name for column in profiles if "tag" in column.patterns and column.distinct > 1]
     if tags and len(missing) > 1:
@@ -421,7 +452,7 @@ def _guess(
     if best is None or not scores[best]:
         raise DataNotFoundError(
             f"no column of {table} looks like {names[0]}s",
-            remedy=f"use one column for texts and one for labels, or choose them with {flag};"
+            remedy=f"write texts and classes in a column each, or choose them with {flag};"
             f" there are: {_listed(column.name for column in profiles)}",
         )
     is_named = option == TEXT or plain_name(best.name) in names

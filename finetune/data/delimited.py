@@ -34,7 +34,7 @@ MIN_SCORE = 0.5
 # Penalty for a delimiter that explains all lines except a title above the table.
 TITLE_PENALTY = 0.1
 MAX_TITLE_ROWS, MIN_ROWS_BELOW = 10, 10
-ADD_LABELS = "add a column of labels; texts without labels are for finetune predict"
+ADD_LABELS = WORDS["remedies"]["labels"]
 ESCAPED_QUOTE = r"(?<!\\)((?:\\\\)*)\\%s"
 # A comma in a decimal number, or between words.
 PROSE_COMMA = re.compile(r"(?<=\d),(?=\d)|, ")

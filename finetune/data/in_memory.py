@@ -1,10 +1,11 @@
 """Converts tables of pandas, polars, datasets, scikit-learn or plain Python to Arrow."""
 
 import hashlib
+import json
 import os
 import reprlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,25 @@ def as_arrow(table: Any) -> pyarrow.Table:
     if twice:
         message = f"two columns of the table are called {twice[0]!r}"
         raise DataUnreadableError(message, remedy="rename or remove one of them")
-    columns = dict(zip(arrow.column_names, map(plain, arrow.columns), strict=True))
+    columns = dict(zip(arrow.column_names, map(_storable, arrow.columns), strict=True))
     return pyarrow.table(columns).replace_schema_metadata(arrow.schema.metadata)
+
+
+def _storable(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """Return a column in types that Parquet has; objects without keys become JSON."""
+    return _as_texts(column.to_pylist()) if "struct<>" in str(column.type) else plain(column)
+
+
+def _as_texts(values: Iterable[Any]) -> pyarrow.ChunkedArray:
+    """Return values of several types as texts; nested ones are JSON."""
+    values = [sorted(value) if isinstance(value, set | frozenset) else value for value in values]
+    texts = [
+        json.dumps(value, ensure_ascii=False, default=str)
+        if isinstance(value, list | dict)
+        else as_text(value)
+        for value in values
+    ]
+    return pyarrow.chunked_array([texts], "string")
 
 
 def _as_arrow(table: Any) -> pyarrow.Table:
@@ -134,8 +152,7 @@ def _array(values: Any, *, mixes: bool = True) -> Any:
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError):
         if not mixes:
             raise
-    values = [sorted(value) if isinstance(value, set | frozenset) else value for value in values]
-    return pyarrow.array(map(as_text, values), "string")
+    return _as_texts(values)
 
 
 def write_table(table: Any, folder: Path) -> Path:

@@ -10,8 +10,8 @@ import pandas
 from finetune.data.packed import WORDS
 from finetune.errors import DataError
 
-ANSWERS = {"accept", "reject", "ignore"}
-OF_LABEL_STUDIO = WORDS["label_studio"].split()
+ANSWERS = {"accept", "reject", "ignore", ""}
+OF_LABEL_STUDIO, OF_PRODIGY = (WORDS[tool].split() for tool in ("label_studio", "prodigy"))
 OF_DOCCANO = ["Comments", "annotation_approver"]
 MIN_PROBABILITY = 0.5
 How = Literal["file", "spread", "uncertain", "rare", "random", "chosen"]
@@ -21,19 +21,21 @@ How = Literal["file", "spread", "uncertain", "rare", "random", "chosen"]
 def convert(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Return the texts and labels of an export; any other table as it is.
 
-    Values come from JSON or from the cells of a CSV. A row without a decision keeps its place, with
-    the label None. If a task has several annotations, its rows share one index.
+    Nested values are Python objects, Arrow lists and structs, or JSON in cells. A row without a
+    decision keeps its place, with the label None. If a task has several annotations, its rows share
+    one index.
     """
     if _has(frame, "data", dict) and _has(frame, "annotations", list):
         return _convert_tasks(frame)
     if len(about := frame.columns.intersection(OF_LABEL_STUDIO)) > 1:
         return frame.drop(columns=about).apply(_convert_annotations)
-    if _has(frame, "answer", str) and ANSWERS.issuperset(frame["answer"].dropna().unique()):
+    is_answered = _has(frame, "answer", str) and ANSWERS.issuperset(frame["answer"].dropna())
+    if is_answered and len(frame.columns.intersection(OF_PRODIGY)) > 1:
         return _convert_prodigy(frame)
     is_of_doccano = _has(frame, "Comments", list) or "annotation_approver" in frame.columns
     for name in ("cats", "label", "labels", "annotations"):
-        if _has(frame, name, dict):  # of spaCy, and others
-            labels = _unwrap(frame[name].map(_names_in))
+        if _has(frame, name, dict) and _objects(frame[name].dropna()).map(_are_scores).all():
+            labels = _unwrap(_objects(frame[name]).map(_names_in, na_action="ignore"))
         elif is_of_doccano and _has(frame, name, list):
             labels = _convert_annotations(frame[name])
         else:
@@ -48,10 +50,23 @@ def _has(frame: pandas.DataFrame, name: str, kind: type) -> bool:
     if name not in frame.columns or frame[name].ndim > 1:
         return False
     values = frame[name].dropna()
-    if not len(values) or not isinstance(values.iloc[0], kind):
+    if not len(values) or not isinstance(_parsed(values.iloc[0]), kind):
         return False
-    is_typed = isinstance(values.dtype, pandas.ArrowDtype)
-    return is_typed or bool(values.map(lambda value: isinstance(value, kind)).all())
+    return bool(_objects(values).map(lambda value: isinstance(value, kind)).all())
+
+
+def _objects(values: pandas.Series) -> pandas.Series:
+    """Return values as Python objects, with None for missing ones."""
+    objects = [None if value is pandas.NA else _parsed(value) for value in values]
+    return pandas.Series(objects, values.index, dtype=object)
+
+
+def _parsed(value: Any) -> Any:
+    """Return the list or object that a text is in JSON; any other value as it is."""
+    if isinstance(value, str) and value.startswith(('{"', "[{", '["', "[[")):
+        with suppress(ValueError):
+            return json.loads(value)
+    return value
 
 
 def _unwrap(lists: pandas.Series) -> pandas.Series:
@@ -62,41 +77,40 @@ def _unwrap(lists: pandas.Series) -> pandas.Series:
     return lists.map(lambda value: next(iter(value), None) if isinstance(value, list) else value)
 
 
-def _names_in(scores: Any) -> list[str] | None:
-    """Return the classes with a high score or a mark."""
-    if not isinstance(scores, Mapping):
-        return None
-    if not all(isinstance(score, int | float) for score in scores.values()):
-        raise DataError(
-            f"the label {str(scores)[:60]!r} has no number for each class",
-            remedy="write labels as lists of names, or as objects of 0 and 1",
-        )
-    return [name for name, score in scores.items() if float(score) >= MIN_PROBABILITY]
+def _are_scores(scores: Mapping[str, Any]) -> bool:
+    return all(isinstance(score, int | float | None) for score in scores.values())
+
+
+def _names_in(scores: Mapping[str, Any]) -> list[str]:
+    """Return the classes with a high score or a mark; Arrow has None for those of other rows."""
+    return [name for name, score in scores.items() if (score or 0) >= MIN_PROBABILITY]
 
 
 def _convert_prodigy(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Return the accepted labels; if there is only one label, rejected rows form a class."""
-    answer = frame["answer"]
-    if "accept" in frame.columns:
-        options = frame["options"] if "options" in frame.columns else [None] * len(frame)
-        chosen = [_chosen(*row) for row in zip(frame["accept"], options, strict=True)]
+    columns = {name: _objects(frame[name]) for name in frame.columns.intersection(OF_PRODIGY)}
+    answer = columns["answer"]
+    if "accept" in columns:
+        options = columns.get("options", [None] * len(frame))
+        chosen = [_chosen(*row) for row in zip(columns["accept"], options, strict=True)]
         labels = pandas.Series(chosen, frame.index, dtype=object)
     elif _has(frame, "cats", dict):
-        labels = frame["cats"].map(_names_in)
+        labels = columns["cats"].map(_names_in, na_action="ignore")
     elif _has(frame, "label", str):
-        labels = frame["label"]
+        labels = columns["label"]
         if labels.nunique() == 1 and answer.eq("reject").any():
             labels = labels.where(answer.ne("reject"), f"not {labels.dropna().iloc[0]}")
             answer = answer.where(answer.ne("reject"), "accept")
     else:
         raise _no_labels_of_texts()
-    return frame[["text"]].assign(label=_unwrap(labels.where(answer.eq("accept"), None)))
+    others = [name for name in frame if name not in OF_PRODIGY and not name.startswith("_")]
+    return frame[others].assign(label=_unwrap(labels.where(answer.eq("accept"), None)))
 
 
-def _chosen(accept: Any, options: Any) -> list[str] | None:
+def _chosen(accept: Any, options: Any) -> Any:
     """Return the texts of the accepted options; most ids are already names."""
     if not isinstance(accept, list):
-        return None
+        return accept
     listed = options if isinstance(options, list) else []
     texts = {option["id"]: option.get("text") for option in listed}
     is_named = all(isinstance(choice, str) and not choice.isdigit() for choice in accept)
@@ -105,7 +119,7 @@ def _chosen(accept: Any, options: Any) -> list[str] | None:
 
 def _convert_tasks(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Return one row per annotation of Label Studio JSON, with one column per question."""
-    tasks = frame[["data", "annotations"]].explode("annotations")
+    tasks = frame[["data", "annotations"]].apply(_objects).explode("annotations")
     answers = [
         {result["from_name"]: result.get("value") for result in _results(annotation)}
         for annotation in tasks["annotations"]
@@ -120,18 +134,17 @@ def _convert_tasks(frame: pandas.DataFrame) -> pandas.DataFrame:
 def _results(annotation: Any) -> list[Any]:
     if not isinstance(annotation, Mapping) or annotation.get("was_cancelled"):
         return []
-    return [result for result in annotation.get("result", ()) if "from_name" in result]
+    return [result for result in annotation.get("result") or () if result.get("from_name")]
 
 
 def _convert_annotations(values: pandas.Series) -> pandas.Series:
     """Return the labels in annotations of Label Studio or doccano; other values as they are."""
-    return _unwrap(values.map(_read_annotation, na_action="ignore"))
+    return _unwrap(_objects(values).map(_read_annotation, na_action="ignore"))
 
 
 def _read_annotation(value: Any) -> Any:
-    if isinstance(value, str) and value.startswith(('{"', '[{"')):
-        with suppress(ValueError):
-            value = json.loads(value)
+    if isinstance(value, Mapping):  # in Arrow, each has the keys of all
+        value = {key: inner for key, inner in value.items() if inner is not None} or None
     match value:
         case {"choices": list(names)}:
             return names

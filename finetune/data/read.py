@@ -5,7 +5,7 @@ JSON, Parquet, spreadsheets and fastText are read here, delimited text in delimi
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ FASTTEXT_LABEL = re.compile(r"(?<!\S)__label__(\S+?),?(?:\s+|$)", re.IGNORECASE)
 FORMULA_WITHOUT_VALUE = re.compile(rb"<f\b[^>]*(/>|>[^<]*</f>)\s*(<v\s*/>|<v></v>)?\s*</c>")
 SHAPES = 'write a list of objects, such as [{"text": "Good.", "label": "praise"}]'
 SAVE_AGAIN = "save it again, or save the sheet as .csv"
+UNSAVED = "formulas whose values were not saved; open it in Excel or LibreOffice and save it again"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class SourceTable:
         frame: Columns have Arrow types, or Python objects if they come from Excel or mixed JSON.
         place: Returns the place of a row, counted from 0: ``line 7 of reviews.csv``.
         class_names: The class names per column, if the file has them.
+        left_out: The content of columns that have neither text nor numbers, and maybe a remedy.
     """
 
     path: Path
@@ -59,6 +61,17 @@ class SourceTable:
     format: FileFormat
     place: Callable[[int], str]
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def texts(self) -> tuple[dict[str, pyarrow.ChunkedArray], dict[str, str]]:
+        """Return the columns as text, and what columns hold that have neither text nor numbers."""
+        columns, left_out = {}, {**self.left_out}
+        for name in [name for name in self.frame if name not in left_out]:
+            if (column := as_texts(self.frame[name])) is None:
+                left_out[name] = _content_of(self.frame[name].dropna().iloc[0])
+            else:
+                columns[name] = column
+        return columns, left_out
 
     def records(self) -> Iterator[list[dict[str, Any]]]:
         """Yield the rows in pieces, with missing values as ``None``."""
@@ -83,6 +96,7 @@ class RawTable:
     place: Callable[[int], str]
     numbers: NDArray[np.int64]
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def where(self, is_kept: pyarrow.ChunkedArray) -> "RawTable":
         """Return the rows for which a boolean column is true."""
@@ -113,16 +127,16 @@ def read_file(path: Path, options: DataConfig) -> RawTable:
     """Read the table of a file, compressed or not, as text."""
     source = read_source(path, options, readable_only=True)
     frame, path = source.frame, source.path
-    if not len(frame.columns) and not len(frame):
+    if not len(frame) and not source.left_out:
         raise DataUnreadableError(f"{path} has no rows", remedy="add one row per text")
     if survey_rows := delimited.count_survey_rows(frame.head(2).values.tolist()):
         emit(Info(f"the rows with questions and IDs below the header of {path} are left out"))
         frame = frame.iloc[survey_rows:]
-    if source.format.kind in ("csv", "json", "jsonl"):
-        frame = labeling_tools.convert(frame)
-    texts = {name: as_texts(values) for name, values in frame.items()}
-    _report_left_out([name for name, column in texts.items() if column is None], path=path)
-    columns = {name: column for name, column in texts.items() if column is not None}
+    frame = labeling_tools.convert(frame)
+    columns, left_out = replace(source, frame=frame).texts()
+    if listed := ", ".join(f"{name!r} ({content})" for name, content in left_out.items()):
+        ignored = f"columns of {path} are ignored, because they have neither text nor numbers"
+        emit(Info(f"{ignored}: {listed}"))
     for name in source.class_names.keys() & columns.keys():
         convert = partial(_name_classes, names=source.class_names[name])
         columns[name] = map_values(columns[name], convert)
@@ -130,14 +144,14 @@ def read_file(path: Path, options: DataConfig) -> RawTable:
     if source.format.kind in ("csv", "excel") and delimited.ends_with_total(table):
         emit(Info(f"the last row of {path} is a total and is left out"))
         table, numbers = table.slice(0, len(table) - 1), numbers[:-1]
-    return RawTable(path, table, source.place, numbers, source.class_names)
+    return RawTable(path, table, source.place, numbers, source.class_names, left_out)
 
 
 def read_source(path: Path, options: DataConfig, *, readable_only: bool = False) -> SourceTable:
     """Read the table of a file, compressed or not, with its own types.
 
     Args:
-        readable_only: Leave out columns of a Parquet file that can't be texts or labels.
+        readable_only: Leave out columns of a Parquet file with vectors or bytes, which are large.
     """
     content = packed.unpack(path, TABLE_SUFFIXES, options.table)
     kind, is_member = _find_kind(content), content.path != path
@@ -353,15 +367,13 @@ def _read_parquet(content: packed.Content, *, readable_only: bool) -> SourceTabl
         source: Any = path if unpacked is None else pyarrow.BufferReader(unpacked)
         file = parquet.ParquetFile(source, memory_map=unpacked is None)
         schema = file.schema_arrow
-        wanted = [
-            column.name for column in schema if not readable_only or _is_readable(column.type)
-        ]
-        table = file.read(columns=wanted)
+        large = [column.name for column in schema if readable_only and _is_large(column.type)]
+        first = next(file.iter_batches(1, columns=large), None)
+        table = file.read(columns=[name for name in schema.names if name not in large])
         table.validate(full=True)  # texts may be other bytes than UTF-8
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         message = f"{path} is not Parquet: {str(error).splitlines()[0]}"
         raise DataUnreadableError(message, remedy="export it again") from error
-    _report_left_out([name for name in schema.names if name not in wanted], path=path)
     if not file.metadata.num_rows:
         raise DataUnreadableError(f"{path} has no rows", remedy="export it again")
     names = delimited.complete_names(table.column_names, path=path)
@@ -372,6 +384,7 @@ def _read_parquet(content: packed.Content, *, readable_only: bool) -> SourceTabl
         FileFormat("parquet", metadata=schema.metadata),
         lambda row: f"row {row + 1} of {path}",
         class_names=_class_names(schema.metadata or {}),
+        left_out={name: _content_of(first[name][0].as_py()) for name in large},
     )
 
 
@@ -409,11 +422,8 @@ def _read_workbook(content: packed.Content, options: DataConfig) -> SourceTable:
         emit(Info(f"the table of {path} begins in row {table.index[start] + 1}, below other lines"))
     names, has_header = delimited.find_names(rows[start:], options, path=path)
     body = table.iloc[start + int(has_header) :]
-    if body.isna().all().any() and _has_unsaved_formulas(content):
-        raise DataUnreadableError(
-            f"{path} has formulas whose values were not saved",
-            remedy="open it in Excel or LibreOffice and save it again, which computes the values",
-        )
+    empty = [name for name, is_empty in zip(names, body.isna().all(), strict=True) if is_empty]
+    unsaved = empty if empty and _has_unsaved_formulas(content) else []
     columns = {
         name: [_plain_cell(cell) for cell in column.tolist()]
         for name, (_, column) in zip(names, body.items(), strict=True)
@@ -421,7 +431,13 @@ def _read_workbook(content: packed.Content, options: DataConfig) -> SourceTable:
     numbers = body.index.to_numpy() + 1
     frame = pandas.DataFrame(columns, dtype=object)
     written = FileFormat("excel", has_header=has_header)
-    return SourceTable(path, frame, written, lambda row: f"row {numbers[row]} of {path}")
+    return SourceTable(
+        path,
+        frame,
+        written,
+        lambda row: f"row {numbers[row]} of {path}",
+        left_out=dict.fromkeys(unsaved, UNSAVED),
+    )
 
 
 def _read_sheet(content: packed.Content, options: DataConfig) -> pandas.DataFrame:
@@ -533,6 +549,12 @@ def _is_readable(kind: pyarrow.DataType) -> bool:
     return "binary" not in str(kind)
 
 
+def _is_large(kind: pyarrow.DataType) -> bool:
+    """Return whether a type holds vectors, pictures or other bytes."""
+    has_bytes = re.search(r"binary(_view)?\b(?!:)", str(kind)) is not None
+    return has_bytes or not (_is_readable(kind) or "struct<" in str(kind))
+
+
 def as_text(value: Any) -> str | None:
     """Return a value as text, a list as JSON; None if it is not text or a number, such as bytes.
 
@@ -554,7 +576,14 @@ def as_text(value: Any) -> str | None:
     return str(value)
 
 
-def _report_left_out(names: Iterable[str], *, path: Path) -> None:
-    if listed := ", ".join(map(repr, names)):
-        left_out = f"columns of {path} are ignored, because they have neither text nor numbers"
-        emit(Info(f"{left_out}: {listed}"))
+def _content_of(value: Any) -> str:
+    """Return what is in a column that has neither texts nor numbers, from one of its values.
+
+    >>> [_content_of(value) for value in ([0.2, 0.8], [{"role": "user", "content": "Hi"}])]
+    ['lists of numbers', 'lists of objects with role, content']
+    """
+    if isinstance(value, list):
+        return f"lists of {_content_of(value[0]) if value else 'nothing'}"
+    if isinstance(value, dict):
+        return f"objects with {', '.join(map(str, value)) or 'nothing'}"
+    return {str: "texts", int: "numbers", float: "numbers"}.get(type(value), "bytes")

@@ -117,18 +117,16 @@ def texts_of(source: "SourceTable", options: "DataConfig", *, reads_pairs: bool)
 
     from finetune.data.columns import PAIR, TEXT, choose_columns
     from finetune.data.columns import read_texts as join_columns
-    from finetune.data.read import as_texts
-
-    def texts_in(frame: Any) -> pyarrow.Table:
-        columns = {name: as_texts(values) for name, values in frame.items()}
-        return pyarrow.table({name: texts for name, texts in columns.items() if texts is not None})
 
     wanted = (TEXT, PAIR) if reads_pairs else (TEXT,)
-    sample = texts_in(source.frame.head(SAMPLE_ROWS))
-    chosen = choose_columns(sample, options, table=str(source.path), wanted=wanted)
+    sample, left_out = replace(source, frame=source.frame.head(SAMPLE_ROWS)).texts()
+    chosen = choose_columns(
+        pyarrow.table(sample), options, table=str(source.path), wanted=wanted, left_out=left_out
+    )
     listed = " and ".join(repr(column.name) for column in chosen.values())
     emit(Info(f"texts from column {listed} of {source.path}"))
-    names = [chosen[option].names for option in wanted]
-    columns = [join_columns(texts_in(source.frame[[*group]]), group) for group in names]
+    names = dict.fromkeys(name for column in chosen.values() for name in column.names)
+    whole, _ = replace(source, frame=source.frame[[*names]]).texts()
+    columns = [join_columns(pyarrow.table(whole), chosen[option].names) for option in wanted]
     texts, pairs = (*columns, None)[:2]
     return Texts(texts, pairs, source)

@@ -37,7 +37,6 @@ from finetune.data.columns import (
     say_no,
 )
 from finetune.data.dataset import LoadedData, make_dataset, return_freed_memory
-from finetune.data.delimited import ADD_LABELS
 from finetune.data.encoding import find_text
 from finetune.data.folders import read_splits
 from finetune.data.labeling_tools import How
@@ -144,15 +143,13 @@ def place_of(table: RawTable, row: int) -> str:
 
 def _choose_columns(train: RawTable, options: DataConfig) -> Columns:
     """Return the columns of texts and labels, and report those that were guessed."""
-    if len(names := train.columns.column_names) < 2:
-        content = f"one column, {names[0]!r}, and no labels" if names else "no columns of text"
-        raise DataError(f"{train.path} has {content}", remedy=ADD_LABELS)
-    columns = choose_columns(train.columns, options, table=str(train.path))
+    table, left_out = str(train.path), train.left_out
+    columns = choose_columns(train.columns, options, table=table, left_out=left_out)
     second = f", second texts from {columns[PAIR].name!r}" if PAIR in columns else ""
     if any(getattr(options, option) is None for option in columns):
         emit(Info(f"texts from column {columns[TEXT]}{second}, labels from {columns[LABEL]}"))
     used = {name for column in columns.values() for name in column.names}
-    unused = [name for name in names if name not in used]
+    unused = [name for name in train.columns.column_names if name not in used]
     if unused and not isinstance(options, OtherData):
         others = f" and {len(unused) - MAX_UNUSED:,} others" if len(unused) > MAX_UNUSED else ""
         emit(Info(f"columns not used: {', '.join(map(repr, unused[:MAX_UNUSED]))}{others}"))

@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from finetune.config.schema import DataConfig
+from finetune.data.in_memory import write_table
 from finetune.data.labeling_tools import convert
 from finetune.data.read import RawTable, as_text, read_file
+from finetune.data.stream import read_texts
 from finetune.errors import DataError, DataUnreadableError
 from finetune.tasks.labels import split_labels
 
@@ -314,7 +316,7 @@ CHOICES = [{"id": 1, "text": "food"}, {"id": 2, "text": "sport"}]
 
 def task(*results: dict[str, Any], **annotation: Any) -> dict[str, Any]:
     named = [{"from_name": "topic", "type": "choices", "value": value} for value in results]
-    annotations = [{"id": 1, "result": named, **annotation}]
+    annotations = [{"id": 1, "result": named, "prediction": {}, **annotation}]
     return {"id": 1, "data": {"text": "a"}, "annotations": annotations, "total_annotations": 1}
 
 
@@ -373,28 +375,109 @@ EXPORTS: dict[str, tuple[list[dict[str, Any]] | str, list[Any]]] = {
 }  # fmt: skip
 
 
+OF_CSV = {name for name, (content, _) in EXPORTS.items() if isinstance(content, str)}
+SOURCES = {
+    ".csv": OF_CSV,
+    ".xlsx": OF_CSV | {"Prodigy textcat", "Prodigy binary", "questions"},
+    ".json": EXPORTS.keys() - OF_CSV,
+    ".jsonl": EXPORTS.keys() - OF_CSV,
+    "frame": EXPORTS.keys(),
+    "dataset": EXPORTS.keys() - {"Label Studio JSON-MIN"},  # its values have several types
+}
+
+
 def frame_of(content: list[dict[str, Any]] | str) -> pandas.DataFrame:
     if isinstance(content, str):
         return pandas.read_csv(io.StringIO(content), dtype=str, keep_default_na=False)
     return pandas.DataFrame(json.loads(json.dumps(content)))
 
 
-@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
-@pytest.mark.parametrize("name", EXPORTS)
-def test_an_export_is_loaded_from_its_file(name: str, suffix: str, tmp_path: Path) -> None:
-    content, labels = EXPORTS[name]
-    if isinstance(content, str):
-        path = tmp_path / "export.csv"
+def write_export(content: list[dict[str, Any]] | str, source: str, folder: Path) -> Path:
+    """Write an export in the format of a suffix, or as a table that is in memory."""
+    path, frame = folder / f"export{source}", frame_of(content)
+    if source == "frame":
+        return write_table(frame, folder)
+    if source == "dataset":
+        return write_table(Dataset.from_pandas(frame), folder)
+    if source == ".xlsx":
+        frame.to_excel(path, index=False)
+    elif isinstance(content, str):
         path.write_text(content)
     else:
-        path = tmp_path / f"export{suffix}"
         lines = [json.dumps(record) for record in content]
-        path.write_text(f"[{', '.join(lines)}]" if suffix == ".json" else "\n".join(lines))
-    table = read_file(path, DataConfig()).columns
+        path.write_text(f"[{', '.join(lines)}]" if source == ".json" else "\n".join(lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [(source, name) for source, names in SOURCES.items() for name in names]
+)
+def test_an_export_is_loaded_from_every_source(source: str, name: str, tmp_path: Path) -> None:
+    content, labels = EXPORTS[name]
+    table = read_file(write_export(content, source, tmp_path), DataConfig()).columns
     column = "topic" if "topic" in table.column_names else "label"
     found = [split_labels(cell, None) for cell in table[column].to_pylist()]
     plain = [own if isinstance(own, list) else [str(own)] * bool(own) for own in labels]
     assert found == plain
+
+
+@pytest.mark.parametrize("source", [".json", ".xlsx", "frame"])
+def test_an_export_of_prodigy_keeps_columns_of_the_user(source: str, tmp_path: Path) -> None:
+    answers = ["accept", "reject", "", "accept"]
+    content = [
+        {"Ticket": f"T{row}", "body": "a", "label": "xy"[row % 2], "answer": answer, "_is": 1}
+        for row, answer in enumerate(answers)
+    ]
+    table = read_file(write_export(content, source, tmp_path), DataConfig())
+    assert columns_of(table) == {
+        "Ticket": ["T0", "T1", "T2", "T3"], "body": ["a"] * 4, "label": ["x", "", "", "y"]
+    }  # fmt: skip
+
+
+def test_answers_without_labels_are_a_column_of_the_user(tmp_path: Path) -> None:
+    table = read_lines(tmp_path, {"text": "a", "answer": "accept"}, {"text": "b", "answer": ""})
+    assert columns_of(table) == {"text": ["a", "b"], "answer": ["accept", ""]}
+
+
+@pytest.mark.parametrize("source", [".json", ".jsonl", "frame", "dataset"])
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"text": "a", "label": [0.0, 1.0]}, "'text', and no labels; 'label' has lists of numbers"),
+        ({"text": "a", "label": {"id": 1, "name": "x"}}, "'label' has objects with id, name"),
+        ({"text": "a", "label": [[1], [0]]}, "'label' has lists of lists of numbers"),
+        ({"textContent": "a", "classificationAnnotation": {"displayName": "x"}},
+         "'classificationAnnotation' has objects with displayName"),
+        ({"messages": [{"role": "user", "content": "a"}]},
+         "no columns of text; 'messages' has lists of objects with role, content"),
+        ({"id": "a", "fields": {"text": "a"}, "metadata": {}, "responses": {"label": [{"a": "x"}]}},
+         "; 'responses' has objects with label"),
+    ],
+)  # fmt: skip
+def test_an_error_describes_nested_columns(
+    record: dict[str, Any], words: str, source: str, tmp_path: Path
+) -> None:
+    path = write_export([record] * 4, source, tmp_path)
+    with pytest.raises(DataError) as raised:
+        load(path)
+    assert words in raised.value.message
+    if "text" not in "".join(record):
+        with pytest.raises(DataError) as raised:
+            [*read_texts(path, DataConfig(), as_lines=False)]
+        assert words.partition("; ")[2] in raised.value.message
+
+
+def test_bytes_and_vectors_in_parquet_are_described_and_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    picture = {"bytes": b"x", "path": "x.png"}
+    columns = {"text": ["a"], "label": [b"x"], "picture": [picture], "vector": [[0.5]]}
+    parquet.write_table(pyarrow.table(columns), path)
+    table = read(path)
+    assert columns_of(table) == {"text": ["a"]}
+    content = ["bytes", "objects with bytes, path", "lists of numbers"]
+    assert table.left_out == dict(zip(["label", "picture", "vector"], content, strict=True))
+    with pytest.raises(DataError, match="and no labels; 'label' has bytes"):
+        load(path)
 
 
 def test_each_annotation_of_a_task_is_a_row_with_its_index() -> None:

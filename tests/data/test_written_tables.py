@@ -8,11 +8,13 @@ from typing import Any
 
 import openpyxl
 import pytest
+from data_files import messages
 
 from finetune.config.schema import DataConfig
 from finetune.data.columns import OtherData
 from finetune.data.load import load_data
 from finetune.data.read import read_file, read_source
+from finetune.data.stream import read_texts
 from finetune.errors import DataError, SeveralTablesError
 
 ROWS = 40
@@ -202,6 +204,19 @@ def test_what_a_spreadsheet_lacks_is_said(
     with pytest.raises((DataError, SeveralTablesError), match=complaint) as raised:
         load_data(DataConfig(str(path)))
     assert remedy in raised.value.remedy
+
+
+def test_formulas_without_values_in_a_column_that_is_not_used_are_ignored(tmp_path: Path) -> None:
+    names, formulas = ["Antwort", "Zeichen", "Urteil"], [f"=LEN(A{n + 2})" for n in range(ROWS)]
+    path = write_sheet(tmp_path / "a.xlsx", [names, *zip(PROSE, formulas, LABEL, strict=True)])
+    with messages() as said:
+        loaded = load_data(DataConfig(str(path)))
+    assert loaded.columns == {"label_column": "Urteil", "text_column": "Antwort"}
+    assert any("'Zeichen' (formulas whose values were not saved" in message for message in said)
+    options = OtherData(text_column="Zeichen")
+    with pytest.raises(DataError, match="'Zeichen' has formulas whose values") as raised:
+        [*read_texts(path, options, as_lines=False)]
+    assert "save it again" in raised.value.remedy
 
 
 def test_the_columns_of_a_run_decide_where_its_table_begins(tmp_path: Path) -> None:
