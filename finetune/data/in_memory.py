@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 import pyarrow
 import pyarrow.compute as pc
@@ -116,9 +117,14 @@ def _recurs(values: Any) -> bool:
 def _frame_of_mapping(table: Mapping[Any, Any]) -> pandas.DataFrame:
     """Read columns by name, the texts of each label, one row, or a Bunch of scikit-learn."""
     if {"data", "target"} <= table.keys():
-        names, target = table.get("target_names"), table["target"]
+        names, target = table.get("target_names"), _listed(table["target"])
         if names is not None and len(names) > 1:
-            target = [names[number] for number in target]
+            target = [
+                [names[int(number)] for number in label]
+                if isinstance(label, list)
+                else names[label]
+                for label in target
+            ]
         table = {"text": table["data"], "label": target}
     elif all(isinstance(value, str | None) for value in table.values()):
         return pandas.DataFrame([table], dtype=object)
@@ -134,13 +140,26 @@ def _listed(values: Any) -> Any:
     """Return values that can be counted and sliced; a matrix of 0 and 1 as lists of its columns."""
     if isinstance(values, str):
         raise TypeError(f"{values!r:.60} is a text, not a list of texts")
+    values = values.detach().cpu() if hasattr(values, "detach") else values
     to_numpy = getattr(values, "toarray", None) or getattr(values, "numpy", None)
     values = to_numpy() if to_numpy else values  # of scipy and PyTorch
-    shape = getattr(values, "shape", ())
-    if len(shape) == 2 and set(map(int, {*values.ravel().tolist()})) <= {0, 1}:
-        return [[str(number) for number, mark in enumerate(row) if mark] for row in values]
-    is_array = hasattr(values, "__array__") and len(shape) < 2
-    return values if is_array else list(values)
+    shape: tuple[int, ...] = getattr(values, "shape", ())
+    if len(shape) < 2:
+        return values if hasattr(values, "__array__") else list(values)
+    matrix, names = np.asarray(values), getattr(values, "columns", range(shape[1]))
+    if shape[1:] == (1,):
+        return matrix.ravel()
+    cells = {*matrix.ravel().tolist()}
+    if cells <= {0, 1} and len(shape) == 2:
+        return [
+            [str(name) for name, mark in zip(names, row, strict=True) if mark] for row in matrix
+        ]
+    if all(isinstance(cell, str | None) for cell in cells):
+        return matrix.tolist()
+    raise TypeError(
+        f"an array of shape {shape} has values such as {next(iter(cells - {0, 1}), 0)} instead of 0"
+        " or 1 for each class; pass one class per row, such as array.argmax(axis=1)"
+    )
 
 
 def _array(values: Any, *, mixes: bool = True) -> Any:
@@ -188,12 +207,13 @@ def _texts_of_list(texts: Any) -> Texts:
     """Return a list, Series or other column of texts, or of pairs as tuples."""
     try:
         values = plain(pyarrow.chunked_array([_array(_listed(texts), mixes=False)]))
-        kind, texts = values.type, values
+        kind = values.type
         if types.is_null(kind) or types.is_string(kind):
             return Texts(values.cast("string"))
-        is_pair = types.is_list(kind) and types.is_string(kind.value_type)
-        if is_pair and pc.all(pc.equal(pc.list_value_length(values), 2)).as_py():
-            return Texts(*(pc.list_element(values, number) for number in (0, 1)))
+        are_lists = types.is_list(kind) and types.is_string(kind.value_type)
+        lengths = pc.list_value_length(values).unique().to_pylist() if are_lists else []
+        if lengths in ([1], [2]):
+            return Texts(*(pc.list_element(values, number) for number in range(*lengths)))
     except UnicodeEncodeError as error:
         raise not_unicode(error.object, error) from error
     except (pyarrow.ArrowException, TypeError):

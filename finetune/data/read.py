@@ -368,7 +368,7 @@ def _read_parquet(content: packed.Content, *, readable_only: bool) -> SourceTabl
         file = parquet.ParquetFile(source, memory_map=unpacked is None)
         schema = file.schema_arrow
         large = [column.name for column in schema if readable_only and _is_large(column.type)]
-        first = next(file.iter_batches(1, columns=large), None)
+        first: Any = next(file.iter_batches(1, columns=large), None)
         table = file.read(columns=[name for name in schema.names if name not in large])
         table.validate(full=True)  # texts may be other bytes than UTF-8
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:

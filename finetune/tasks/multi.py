@@ -15,6 +15,7 @@ from finetune.tasks.labels import (
     distinct_values,
     find_separator,
     flat_values,
+    is_number,
     map_values,
     name_classes,
     split_labels,
@@ -74,11 +75,14 @@ class Multi(Task):
         separator = find_separator(distinct)
         lists = {label: split_labels(label, separator) for label in distinct}
         classes = name_classes(name for names in lists.values() for name in names)
-        repeats = any(len(names) > len({*names}) for names in lists.values())
-        if {*classes.values()} <= {"0", "1"} and repeats:
+        rows = list(filter(None, lists.values()))
+        repeats = any(len(names) > len({*names}) for names in rows)
+        are_same = len(classes) > 1 and all(classes.keys() <= {*names} for names in rows)
+        is_matrix = len({*map(len, rows)}) == 1 < len(rows) and all(map(is_number, classes))
+        if is_matrix and (repeats or are_same):
             raise DataError(
-                "the labels are indicator lists of 0 and 1",
-                remedy="write a list of class names per row, or one column per class",
+                f"the labels are lists of numbers, such as {rows[0]}, and not of classes",
+                remedy="write a list of class names per row, or one column of 0 and 1 per class",
             )
 
         def name(label: str) -> list[str] | None:

@@ -8,7 +8,9 @@ import numpy as np
 import pandas
 import pyarrow as pa
 import pytest
+import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from scipy.sparse import csr_matrix
 from tiny_runs import QUICK, TEXTS
 
 import finetune
@@ -30,6 +32,7 @@ NUMBERED = Dataset.from_dict(
     features=Features(text=Value("string"), label=ClassLabel(names=["LOC", "HUM"])),
 )
 TABLE = {"text": SOME, "label": CLASSES}
+MARKS = np.array([[0, 1], [1, 0], [0, 1], [1, 0]])
 KINDS: dict[str, Any] = {
     "columns": TABLE,
     "frame": pandas.DataFrame(TABLE),
@@ -44,9 +47,13 @@ KINDS: dict[str, Any] = {
     "texts and labels": (SOME, CLASSES),
     "numpy": (np.array(SOME), np.array(CLASSES)),
     "matrix": np.array(ROWS, dtype=object),
+    "columns of matrices": (np.array(SOME)[:, None], np.array(CLASSES)[:, None]),
+    "frames": (pandas.DataFrame(TABLE)[["text"]], pandas.DataFrame(TABLE)[["label"]]),
+    "frames of marks": (SOME, pandas.DataFrame({"HUM": [1, 0, 1, 0], "LOC": [0, 1, 0, 1]})),
     "records": np.array(ROWS, dtype=[("text", object), ("label", "U3")]),
     "texts by label": {"HUM": SOME[::2], "LOC": SOME[1::2]},
     "bunch": {"data": SOME, "target": np.array([1, 0, 1, 0]), "target_names": ["LOC", "HUM"]},
+    "bunch of marks": {"data": SOME, "target": MARKS, "target_names": ["LOC", "HUM"]},
     "arrow": pa.table(TABLE),
     "reader": pa.table(TABLE).to_reader(),
     "views": pa.table({name: pa.array(own, pa.string_view()) for name, own in TABLE.items()}),
@@ -69,6 +76,22 @@ def test_every_kind_of_table_is_read_as_the_same_rows(kind: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    "labels",
+    [
+        MARKS[:, 1:],
+        MARKS[:, 1:].astype(object),
+        torch.tensor(MARKS[:, 1:], dtype=torch.float, requires_grad=True),
+        csr_matrix(MARKS[:, 1:]),
+        [[1], [0], [1], [0]],
+    ],
+)
+def test_a_column_of_numbers_has_one_class_per_text(labels: Any, tmp_path: Path) -> None:
+    path = write_table((SOME, labels), tmp_path)
+    loaded = load_splits(DataConfig(str(path), test_fraction=0))
+    assert (loaded.task.name, loaded.task.class_names) == ("single", ["0", "1"])
+
+
+@pytest.mark.parametrize(
     ("table", "words"),
     [
         ({"text": SOME, "label": ["x"]}, "(texts, labels)"),
@@ -80,6 +103,10 @@ def test_every_kind_of_table_is_read_as_the_same_rows(kind: str, tmp_path: Path)
         (pandas.DataFrame(ROWS, columns=["text", "text"]), "two columns of the table are called"),
         ([("a\ud800", "x"), ("b", "y")], "can't be written as UTF-8"),
         ({"test": pandas.DataFrame(TABLE)}, "there is no split called train, only test"),
+        ((SOME, MARKS / 3), "such as 0.33"),
+        ((SOME, MARKS * 3), "such as 3 instead of 0 or 1"),
+        ((SOME, (MARKS / 3).tolist()), "'label' has lists of numbers"),
+        ((SOME, MARKS.tolist()), "lists of numbers, such as"),
         ({"train": "none.csv", "dev": "none.csv"}, "the same file"),
         ({"train": (SOME, CLASSES), "test": (SOME, ["x"] * 4)}, "'x'"),
     ],
@@ -142,6 +169,17 @@ def test_a_private_run_of_splits_deletes_its_tables_and_names_other_splits(
     assert not [*tmp_path.rglob("table-*.parquet")]
     with pytest.raises(NotARunError, match="its copy was deleted"):
         private.evaluate()
+
+
+def test_columns_of_texts_are_classified_as_their_values(
+    results: RunResults, frame: pandas.DataFrame
+) -> None:
+    model, table = finetune.load(results, device="cpu"), frame[["question"]].head(5)
+    expected = model.predict([*table["question"]])
+    for texts in (table, table.values, table.values.tolist(), table.to_numpy(str)):
+        assert [one.label for one in model.predict(texts)] == [one.label for one in expected]
+    with pytest.raises(FinetuneError, match=r"\[1, 2\], of the type list, is not a list of texts"):
+        model.predict([1, 2])
 
 
 def test_a_loaded_model_is_loaded_once(

@@ -1,5 +1,7 @@
 """Multi-label classification, without a model."""
 
+import json
+
 import numpy as np
 import pyarrow
 import pytest
@@ -20,11 +22,27 @@ def test_a_label_that_no_training_row_has_is_named_for_each_row() -> None:
     assert unknown.to_pylist() == ["x", None, "y, z", None, "x"]
 
 
-def test_lists_with_a_place_for_each_class_are_refused() -> None:
-    with pytest.raises(DataError, match="indicator lists of 0 and 1"):
-        Multi.parse([pyarrow.chunked_array([["[0, 1, 0]", "[0, 0, 0]", "[1.0, 1, 0]"]])])
-    [labels] = Multi.parse([pyarrow.chunked_array([["[0, 1]", "[]", "[1]"]])])
-    assert labels.to_pylist() == [["0", "1"], [], ["1"]]
+@pytest.mark.parametrize(
+    "lists",
+    [
+        ["[0, 1, 0]", "[0, 0, 0]", "[1.0, 1, 0]"],
+        ["[0, 1]", "[1, 0]", ""],
+        ["[3, 1, 0]", "[0, 5, 0]", "[1, 1, 1]"],
+        ["[0.67, 0.33, 0]", "[0, 0.5, 0.5]"],
+        ["[-1, 1, 1]", "[1, -1, -1]"],
+    ],
+)
+def test_lists_with_a_place_for_each_class_are_refused(lists: list[str]) -> None:
+    with pytest.raises(DataError, match="lists of numbers"):
+        Multi.parse([pyarrow.chunked_array([lists])])
+
+
+def test_lists_of_numbered_classes_are_read() -> None:
+    for lists in (["[0, 1]", "[]", "[1]"], ["[0, 3]", "[1, 2]"], ["[0, 1]", "[0, 1]"]):
+        [labels] = Multi.parse([pyarrow.chunked_array([lists])])
+        assert [json.loads(text) for text in lists] == [
+            [*map(int, row)] for row in labels.to_pylist()
+        ]
 
 
 def test_balanced_rows_with_a_class_count_as_much_as_those_without() -> None:
