@@ -69,11 +69,14 @@ def command(
         listener = bind(host, port)
         model = ServedModel(folder, device=device)
     port = listener.getsockname()[1]
-    address = f"http://{allowed_hosts[0] if allowed_hosts else '127.0.0.1'}:{port}"
-    hosts = [*local_hosts(port), *allowed_hosts, *(f"{name}:{port}" for name in allowed_hosts)]
+    # An IPv6 address has brackets in front of a port.
+    names = [f"[{name}]" if name.count(":") > 1 else name for name in allowed_hosts or [host]]
+    address = f"http://{names[0]}:{port}"
+    hosts = [*local_hosts(port), *names, *(f"{name}:{port}" for name in names)]
     app = make_serve_app(model, address=address, hosts=hosts, token=token)
     if display.as_json:
         show_json({"address": address, "run": str(folder.path)})
     else:
-        click.echo(f"{folder.path.name} at {address} (Ctrl-C stops)")
+        page = address + f"/?token=${TOKEN_VARIABLE}" * bool(token)
+        click.echo(f"{folder.path.name} at {page} (Ctrl-C stops)")
     run_server(app, listener)

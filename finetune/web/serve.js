@@ -8,7 +8,13 @@ function cell(tag, text) {
   return made;
 }
 
+const MAX_SHOWN = 10;
+
 function showAnswer(scores) {
+  if (scores.length === 1 && scores[0].label === null) {
+    element("answer").replaceChildren(cell("p", "The text is blank."));
+    return;
+  }
   const table = document.createElement("table");
   for (const { label, score } of scores) {
     const row = document.createElement("tr");
@@ -16,13 +22,15 @@ function showAnswer(scores) {
     table.append(row);
   }
   element("answer").replaceChildren(scores.length ? table : cell("p", "No class."));
+  const count = Number(document.body.dataset.classes);
+  if (scores.length < count) element("answer").append(cell("p", `The first ${scores.length} of ${count} classes.`));
 }
 
 async function classify() {
   const text = element("text").value;
   const isPair = document.body.dataset.pairs === "true";
   const inputs = isPair ? { text, text_pair: element("text-pair").value } : text;
-  const body = JSON.stringify({ inputs: [inputs], parameters: { top_k: 5 } });
+  const body = JSON.stringify({ inputs: [inputs], parameters: { top_k: MAX_SHOWN } });
   const headers = { "Content-Type": "application/json" };
   element("error").hidden = true;
   try {
@@ -36,6 +44,9 @@ async function classify() {
   }
 }
 
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) element("try").requestSubmit();
+});
 element("try").addEventListener("submit", (event) => {
   event.preventDefault();
   classify();

@@ -1,10 +1,14 @@
 """The endpoints of ``finetune serve``, in the shape of Hugging Face's inference API."""
 
 import asyncio
+import math
+import re
+import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import compress
 from typing import Any, Literal
@@ -24,49 +28,100 @@ from finetune.runs.manifest import find_lowest_probabilities, package_versions
 from finetune.runs.results import read_results
 from finetune.runs.trained import TrainedModel
 from finetune.tasks.base import Prediction, abstain
-from finetune.web.server import StrictBody, make_app, read_body, route
+from finetune.web.server import DEADLINE_SECONDS, StrictBody, make_app, read_body, route
 
 Text = tuple[str, str | None]
 """A text, and the second text of a sentence pair."""
 
-# Texts of one request, texts of one batch, and texts that may wait for the model.
-MAX_TEXTS, MAX_BATCH_TEXTS, MAX_WAITING_TEXTS = 512, 256, 4_096
+# Texts of one request, and texts and time of one batch, which can't be stopped.
+MAX_TEXTS, MAX_BATCH_TEXTS, BATCH_SECONDS = 512, 256, 0.5
+BYTES_PER_TOKEN = 4
 # Batches of many sizes fragment the memory of the process, which the C library keeps.
 BATCHES_PER_TRIM = 10
+# What the model applies to its logits, by task.
+FUNCTIONS = {"single": "softmax", "multi": "sigmoid", "regression": "none"}
+
+
+@dataclass(eq=False)
+class _Request:
+    """Texts that still wait, with the future of each answer, and their tokens in all."""
+
+    texts: deque[tuple[Text, asyncio.Future[Any]]]
+    tokens: int
 
 
 class Batcher:
-    """Predicts texts that arrive while the model is busy together.
+    """Predicts texts that arrive while the model is busy together, and requests in turn.
+
+    A batch takes a text of each request, again and again, so that short requests don't wait for
+    long ones.
 
     Args:
         predict: Returns a result for each text.
+        count_tokens: Returns about how many tokens of a text the model reads.
         thread: The one thread in which it runs.
+        tokens_per_second: Speed of the model. Each full batch measures it again.
     """
 
     def __init__(
-        self, predict: Callable[[Sequence[Text]], Sequence[Any]], thread: ThreadPoolExecutor
+        self,
+        predict: Callable[[Sequence[Text]], Sequence[Any]],
+        count_tokens: Callable[[Text], int],
+        thread: ThreadPoolExecutor,
+        *,
+        tokens_per_second: float,
     ) -> None:
-        self._predict, self._thread = predict, thread
-        self._waiting: deque[tuple[Text, asyncio.Future[Any]]] = deque()
+        self._predict, self._count_tokens, self._thread = predict, count_tokens, thread
+        self._requests: deque[_Request] = deque()
+        self.tokens_per_second = tokens_per_second
         self._worker: asyncio.Task[None] | None = None
 
+    @property
+    def _full_batch(self) -> float:
+        return BATCH_SECONDS * self.tokens_per_second
+
     async def submit(self, texts: Sequence[Text]) -> Sequence[Any]:
-        """Return a result for each text; raise ``HTTPException`` 503 if too many texts wait."""
-        if len(self._waiting) + len(texts) > MAX_WAITING_TEXTS:
-            message = "too many texts are waiting: try again in a second"
-            raise HTTPException(503, message, headers={"Retry-After": "1"})
-        loop = asyncio.get_running_loop()
+        """Return a result for each text; raise ``HTTPException`` 503 if it would be late."""
+        tokens, loop = sum(map(self._count_tokens, texts)), asyncio.get_running_loop()
+        # While a short request is answered, each other one gets as many tokens at most.
+        share = tokens if tokens < self._full_batch else math.inf
+        others = sum(min(share, request.tokens) for request in self._requests)
+        if others and tokens + others > DEADLINE_SECONDS * self.tokens_per_second:
+            raise _busy("too many texts are waiting", others / self.tokens_per_second)
         answers = [loop.create_future() for _ in texts]
-        self._waiting.extend(zip(texts, answers, strict=True))
+        request = _Request(deque(zip(texts, answers, strict=True)), tokens)
+        self._requests.append(request)
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
-        return await asyncio.gather(*answers)
+        try:
+            return await asyncio.gather(*answers)
+        finally:  # also if nobody waits for the rest
+            request.texts.clear()
+            request.tokens = 0
+
+    def _next_batch(self) -> tuple[list[Text], list[asyncio.Future[Any]], int]:
+        texts, answers, tokens = list[Text](), list[asyncio.Future[Any]](), 0
+        while self._requests and tokens < self._full_batch and len(texts) < MAX_BATCH_TEXTS:
+            request = self._requests.popleft()
+            if request.texts:
+                text, answer = request.texts.popleft()
+                texts.append(text)
+                answers.append(answer)
+                count = self._count_tokens(text)
+                tokens, request.tokens = tokens + count, request.tokens - count
+                self._requests.append(request)
+        return texts, answers, tokens
 
     async def _work(self) -> None:
-        while count := min(len(self._waiting), MAX_BATCH_TEXTS):
-            texts, answers = zip(*(self._waiting.popleft() for _ in range(count)), strict=True)
+        while (batch := self._next_batch())[0]:
+            texts, answers, tokens = batch
+            started = time.perf_counter()
             work = asyncio.get_running_loop().run_in_executor(self._thread, self._predict, texts)
             await asyncio.wait([work])
+            speed = tokens / (time.perf_counter() - started)
+            # A small batch takes more time per token.
+            if tokens >= self._full_batch or speed > self.tokens_per_second:
+                self.tokens_per_second = speed
             # An answer is done before if its client has left.
             waiting = [each for each in enumerate(answers) if not each[1].done()]
             for number, answer in waiting:
@@ -74,6 +129,25 @@ class Batcher:
                     answer.set_exception(error)
                 else:
                     answer.set_result(work.result()[number])
+
+
+def _busy(problem: str, seconds: float) -> HTTPException:
+    headers = {"Retry-After": str(math.ceil(min(seconds, DEADLINE_SECONDS)))}
+    return HTTPException(503, f"{problem}: try again later, or send fewer texts", headers=headers)
+
+
+async def answer_in_time(request: Request, work: Awaitable[Any]) -> Any:
+    """Return the result of work. It is canceled if its client leaves, or at the deadline."""
+    # After the body, only the message that the client has left arrives.
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(request.receive())]
+    try:
+        await asyncio.wait(tasks, timeout=DEADLINE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            return tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+    raise _busy(f"there was no answer within {DEADLINE_SECONDS} seconds", 1)
 
 
 class ServedModel:
@@ -96,8 +170,29 @@ class ServedModel:
             "metrics": {name: value for name, value in results.items() if name.startswith("test_")},
             "versions": package_versions(),
         }
-        self.find_lowest = lru_cache(maxsize=64)(partial(find_lowest_probabilities, folder))
+        self._folder = folder
         self._empty, self._batches = model.no_prediction(all_scores=True), 0
+        options = model.config.model
+        self._max_tokens = None if options.window_stride else options.max_length
+        trial, started = [("a short text " * 50, "a second one")] * 8, time.perf_counter()
+        self.thread.submit(self.predict, trial).result()
+        seconds = time.perf_counter() - started
+        self.tokens_per_second = sum(map(self.count_tokens, trial)) / seconds
+
+    @lru_cache(maxsize=64)  # noqa: B019 (there is one model)
+    def find_lowest(self, **limits: float) -> Mapping[str, float] | None:
+        """Return the probability of each class below which the model abstains, or None."""
+        try:
+            return find_lowest_probabilities(self._folder, **limits)
+        except UsageError as error:  # with flags of the command line, and a path of this machine
+            words = f"{error.message}: {error.remedy}".replace(str(self._folder.path), "the server")
+            words = re.sub(r"--([\w-]+)", lambda flag: flag[1].replace("-", "_"), words)
+            raise HTTPException(422, words) from error
+
+    def count_tokens(self, text: Text) -> int:
+        """Return about how many tokens of a text, or pair, the model reads."""
+        tokens = 2 + sum(len(part.encode()) for part in text if part) // BYTES_PER_TOKEN
+        return min(tokens, self._max_tokens or tokens)
 
     def predict(self, texts: Sequence[Text]) -> Sequence[Prediction]:
         """Return predictions with the probabilities of all classes, empty ones for blank texts."""
@@ -112,65 +207,61 @@ class ServedModel:
         return [next(predictions) if has_text else self._empty for has_text in is_filled]
 
 
-class TextBody(StrictBody):
-    """A text, or a sentence pair."""
-
-    text: str
-    text_pair: str | None = None
-
-
 class Parameters(StrictBody):
     """Optional parameters of a request."""
 
     top_k: int | None = Field(default=None, ge=1)
     min_confidence: float | None = Field(default=None, ge=0, le=1)
     target_precision: float | None = Field(default=None, ge=0, le=1)
-    # Clients of Hugging Face send it. The function of the model is always applied.
     function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
 
 
 class PredictBody(StrictBody):
-    """One input or several."""
+    """One input or several. Clients of Hugging Face send options, which change no prediction."""
 
-    inputs: str | TextBody | list[str | TextBody]
+    inputs: Any
     parameters: Parameters | None = None
+    options: dict[str, Any] | None = None
 
     def texts(self, *, reads_pairs: bool) -> Sequence[Text]:
         """Return the texts; raise ``HTTPException`` if the model can't read them."""
         inputs = self.inputs if isinstance(self.inputs, list) else [self.inputs]
         if not 0 < len(inputs) <= MAX_TEXTS:
             raise HTTPException(422, f"inputs has {len(inputs)} texts: send 1 to {MAX_TEXTS}")
-        texts = [
-            (text, None) if isinstance(text, str) else (text.text, text.text_pair)
-            for text in inputs
-        ]
-        if any((pair is not None) != reads_pairs for _, pair in texts):
-            message = "the model reads single texts: leave out text_pair"
-            if reads_pairs:
-                message = 'the model reads sentence pairs: send {"text": …, "text_pair": …}'
-            raise HTTPException(422, message)
-        return texts
+        names = ("text", "text_pair")[: 1 + reads_pairs]
+        rows = [value if isinstance(value, dict) else {"text": value} for value in inputs]
+        for number, row in enumerate(rows):
+            texts = {name: text for name, text in row.items() if text is not None}
+            if {*texts} != {*names} or not all(isinstance(text, str) for text in texts.values()):
+                place = f"inputs[{number}]" if isinstance(self.inputs, list) else "inputs"
+                kind = '{"text": "…", "text_pair": "…"}' if reads_pairs else "a text"
+                raise HTTPException(422, f"{place} has to be {kind}, as the model reads it")
+        return [(row["text"], row.get("text_pair")) for row in rows]
 
 
 def make_serve_app(
     model: ServedModel, *, address: str, hosts: Collection[str], token: str | None = None
 ) -> ASGIApp:
     """Return the application; its page shows how programs send texts to ``address``."""
-    batcher = Batcher(model.predict, model.thread)
+    batcher = Batcher(
+        model.predict, model.count_tokens, model.thread, tokens_per_second=model.tokens_per_second
+    )
     page = {"address": address, "needs_token": bool(token), **model.info}
+    function = FUNCTIONS[model.info["task"]]
 
     async def predict(request: Request) -> Response:
         body = await read_body(request, PredictBody)
-        predictions = await batcher.submit(body.texts(reads_pairs=model.reads_pairs))
-        parameters = body.parameters or Parameters()
-        limits = parameters.model_dump(
-            include={"min_confidence", "target_precision"}, exclude_none=True
+        texts, parameters = (
+            body.texts(reads_pairs=model.reads_pairs),
+            body.parameters or Parameters(),
         )
-        if limits:  # withhold labels
-            try:
-                predictions = abstain(predictions, model.find_lowest(**limits) or {})
-            except UsageError as error:
-                raise HTTPException(422, f"{error.message}: {error.remedy}") from error
+        if parameters.function_to_apply not in (None, function):
+            raise HTTPException(422, f"function_to_apply can only be {function} for this model")
+        names = {"min_confidence", "target_precision"}
+        lowest = model.find_lowest(**parameters.model_dump(include=names, exclude_none=True))
+        predictions = await answer_in_time(request, batcher.submit(texts))
+        if lowest is not None:
+            predictions = abstain(predictions, lowest)
         return JSONResponse([_answer(each, top_k=parameters.top_k) for each in predictions])
 
     routes = [
@@ -183,14 +274,18 @@ def make_serve_app(
 
 
 def _answer(prediction: Prediction, *, top_k: int | None) -> list[dict[str, Any]]:
-    """Return the predicted classes, or with ``top_k`` the most likely ones; none if withheld."""
-    values, probabilities = prediction.values, prediction.probabilities
+    """Return the predicted classes, or with ``top_k`` the most likely ones; none if withheld.
+
+    A blank text has the label null.
+    """
+    values, probabilities = prediction.values, prediction.probabilities or {}
+    value = values.get("value", next(iter(probabilities.values()), None))
+    if value is None:
+        return [{"label": None, "score": 0.0}]
     if "value" in values:
-        return [{"label": "value", "score": values["value"]}] if values["value"] is not None else []
+        return [{"label": "value", "score": value}]
     names = values["labels"] if "labels" in values else values["label"]
-    if names is None or probabilities is None:
-        return []
-    if top_k is not None:
+    if names is not None and top_k is not None:
         names = sorted(probabilities, key=lambda name: -(probabilities[name] or 0.0))[:top_k]
-    names = [names] if isinstance(names, str) else names
-    return [{"label": name, "score": probabilities[name] or 0.0} for name in names]
+    names = [names] if isinstance(names, str) else names or []
+    return [{"label": name, "score": probabilities[name]} for name in names]

@@ -5,11 +5,11 @@ A page of any website can send requests to localhost, and a name of any domain c
 and if it comes from a page, the page must be of the same host.
 """
 
-import hashlib
+import asyncio
 import secrets
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,8 +30,8 @@ from finetune.training.interruption import STOP_SIGNALS
 Body = TypeVar("Body", bound=BaseModel)
 
 MAX_BODY_BYTES = 2**20
-# A request that takes longer is cut off when the server stops.
-MAX_STOP_SECONDS = 60
+# A request is answered or rejected within this time, and the server stops within it.
+DEADLINE_SECONDS = 60
 _HEADERS = [
     (
         b"content-security-policy",
@@ -85,7 +85,7 @@ def run_server(app: ASGIApp, listener: socket.socket) -> None:
     config = uvicorn.Config(
         app, http="h11", ws="none", lifespan="off", loop="asyncio", log_level="warning",
         access_log=False, server_header=False, proxy_headers=False,
-        timeout_graceful_shutdown=MAX_STOP_SECONDS,
+        timeout_graceful_shutdown=DEADLINE_SECONDS,
     )  # fmt: skip
     _Server(config).run(sockets=[listener])
 
@@ -102,12 +102,15 @@ async def read_body(request: Request, model: type[Body]) -> Body:
         raise HTTPException(415, "send JSON, with the header Content-Type: application/json")
     content = bytearray()
     try:
-        async for chunk in request.stream():
-            content += chunk
-            if len(content) > MAX_BODY_BYTES:
-                message = f"the request is larger than {MAX_BODY_BYTES // 2**20} MiB"
-                raise HTTPException(413, message)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > MAX_BODY_BYTES:
+                    message = f"the request is larger than {MAX_BODY_BYTES // 2**20} MiB"
+                    raise HTTPException(413, message)
         return model.model_validate_json(bytes(content))
+    except TimeoutError as error:
+        raise HTTPException(408, "the rest of the request did not arrive") from error
     except ClientDisconnect as error:
         raise HTTPException(400, "the request is incomplete") from error
     except ValidationError as error:
@@ -137,7 +140,8 @@ def make_app(
 
     ``name`` is the name of the template and of the script, ``page`` are the values on the page.
     ``hosts`` are the accepted values of the header ``Host``, with ports. Requests have to carry the
-    token, if there is one, as a cookie, which the page sets, as a bearer token, or as ``?token=``.
+    token, if there is one, as a bearer token. The page also accepts ``?token=``, and sets a cookie
+    for its own requests.
     """
     web, report = files("finetune.web"), files("finetune.report")
     html = _TEMPLATES.get_template(f"{name}.html.j2").render(page)
@@ -145,22 +149,22 @@ def make_app(
     style = report.joinpath("style.css").read_text("utf-8") + web.joinpath("web.css").read_text()
     accepted_hosts = {host.lower() for host in hosts}
     # Browsers share cookies between ports, so each server needs a different name.
-    cookie = f"finetune-{hashlib.sha256((token or '').encode()).hexdigest()[:8]}"
+    session = secrets.token_urlsafe(32)
+    cookie = f"finetune-{session[:8]}"
 
-    def send(content: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
-        async def respond(request: Request) -> Response:
-            response = Response(content, media_type=media_type)
-            if token:
-                response.set_cookie(cookie, token, httponly=True, samesite="strict")
-            return response
-
-        return respond
+    async def show(request: Request) -> Response:
+        response = HTMLResponse(html)
+        if token:
+            is_secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
+            options: Any = {"httponly": True, "samesite": "strict", "secure": is_secure}
+            response.set_cookie(cookie, session, **options)
+        return response
 
     app = Starlette(
         routes=[
-            Route("/", send(html, "text/html")),
-            Route("/style.css", send(style, "text/css")),
-            Route(f"/{name}.js", send(script, "text/javascript")),
+            Route("/", show),
+            Route("/style.css", lambda _: Response(style, media_type="text/css")),
+            Route(f"/{name}.js", lambda _: Response(script, media_type="text/javascript")),
             *routes,
         ],
         exception_handlers={HTTPException: _explain},
@@ -175,11 +179,15 @@ def make_app(
         if not token or request.url.path == "/health":
             return None
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        sent = [request.cookies.get(cookie, ""), request.query_params.get("token", "")]
-        sent += [bearer.strip()] * (scheme.lower() == "bearer")
-        if any([secrets.compare_digest(each.encode(), token.encode()) for each in sent]):
+        is_page = request.url.path == "/" and request.scope["method"] == "GET"
+        # Proxies write addresses into their logs.
+        in_address = request.query_params.get("token", "") if is_page else ""
+        pairs = [(bearer.strip(), token)] if scheme.lower() == "bearer" else []
+        pairs += [(in_address, token), (request.cookies.get(cookie, ""), session)]
+        if any([secrets.compare_digest(sent.encode(), true.encode()) for sent, true in pairs]):
             return None
-        return 401, "the token is missing or wrong: open the address that was printed"
+        page = "open /?token=… with it in a browser"
+        return 401, f"the token is missing or wrong: send it as bearer token, or {page}"
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:

@@ -10,13 +10,15 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.request import Request, urlopen
 
 import pytest
 import starlette.requests
 import uvicorn
+from held import Start
 from huggingface_hub import InferenceClient
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
@@ -24,7 +26,8 @@ from tiny_runs import TEXTS, Command
 
 import finetune
 from finetune.runs.folder import RunFolder
-from finetune.web import serve_app
+from finetune.tasks.base import Prediction
+from finetune.web import serve_app, server
 from finetune.web.serve_app import Batcher, ServedModel, make_serve_app
 from finetune.web.server import StrictBody, bind, local_hosts, read_body
 
@@ -80,20 +83,31 @@ JSON = {"content-type": "application/json"}
     [
         ('{"inputs": "a"}', 200, ""),
         ('{"inputs": ["a", {"text": "b"}], "parameters": {"top_k": 2}}', 200, ""),
-        ('{"inputs": ["", " "]}', 200, "[[],[]]"),
+        ('{"inputs": ["", " "]}', 200, '{"label":null,"score":0.0}],[{"label":null,"score":0.0}'),
+        ('{"inputs": " ", "parameters": {"min_confidence": 1.0, "top_k": 2}}', 200, "null"),
+        ('{"inputs": "a", "options": {"wait_for_model": true}, "parameters": null}', 200, ""),
+        ('{"inputs": {"text": "a", "text_pair": null}}', 200, ""),
+        ('{"inputs": "a", "parameters": {"function_to_apply": "softmax"}}', 200, ""),
+        ('{"inputs": "a", "parameters": {"function_to_apply": "sigmoid"}}', 422, "only be softmax"),
+        ('{"inputs": "a", "parameters": {"function_to_apply": "none"}}', 422, "only be softmax"),
         ('{"inputs": "a", "parameters": {"min_confidence": 1.0}}', 200, "[[]]"),
         ('{"inputs": []}', 422, "0 texts"),
-        ('{"inputs": 3}', 422, "inputs"),
-        ('{"inputs": [["a"]]}', 422, "inputs"),
+        ('{"inputs": 3}', 422, "inputs has to be a text"),
+        ('{"inputs": null}', 422, "inputs has to be a text"),
+        ('{"inputs": ["a", null]}', 422, "inputs[1] has to be a text"),
+        ('{"inputs": [["a"]]}', 422, "inputs[0] has to be a text"),
+        ('{"inputs": {"text": 3}}', 422, "inputs has to be a text"),
+        ('{"inputs": {"text": "a", "more": "b"}}', 422, "inputs has to be a text"),
+        ('{"inputs": {}}', 422, "inputs has to be a text"),
         ('{"text": "a"}', 422, "inputs"),
         ('{"inputs": "a", "parameters": {"top": 1}}', 422, "parameters.top"),
         ('{"inputs": "a", "parameters": {"top_k": 0}}', 422, "top_k"),
         ('{"inputs": "a", "parameters": {"min_confidence": 2}}', 422, "min_confidence"),
         (
             '{"inputs": "a", "parameters": {"min_confidence": 0.5, "target_precision": 0.5}}',
-            422, "drop one of them",
+            422, '"min_confidence and target_precision can\'t be combined: drop one of them"',
         ),
-        ('{"inputs": {"text": "a", "text_pair": "b"}}', 422, "single texts"),
+        ('{"inputs": {"text": "a", "text_pair": "b"}}', 422, "as the model reads it"),
         ('{"inputs": "\\ud800"}', 400, "hex escape"),
         ('{"inputs": "a"', 400, "JSON"),
         (json.dumps({"inputs": ["a"] * 513}), 422, "513 texts"),
@@ -126,6 +140,9 @@ def test_a_client_that_leaves_is_no_error_of_the_server() -> None:
         ("/info", {}, 401),
         ("/info", {"authorization": "Bearer secret"}, 200),
         ("/?token=secret", {}, 200),
+        ("/info?token=secret", {}, 401),
+        ("/style.css?token=secret", {}, 401),
+        ("/info", {"authorization": "Basic secret"}, 401),
         ("/health", {"host": "evil.example"}, 403),
     ],
 )
@@ -145,33 +162,170 @@ def test_info_and_the_page_say_what_is_served(model: ServedModel) -> None:
     assert client.get("/serve.js").status_code == client.get("/style.css").status_code == 200
 
 
-def test_waiting_requests_form_a_batch_and_keep_their_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(serve_app, "MAX_WAITING_TEXTS", 6)
-    batches, has_started, go = [], threading.Event(), threading.Event()
+def test_the_page_gets_a_session_cookie_instead_of_the_token(model: ServedModel) -> None:
+    client = client_of(model, token="secret")
+    assert client.post("/?token=secret", json={"inputs": "a"}).status_code == 401
+    plain = client.get("/?token=secret")
+    behind_tls = client.get("/?token=secret", headers={"x-forwarded-proto": "https"})
+    for response, is_secure in ((plain, False), (behind_tls, True)):
+        cookie = response.headers["set-cookie"]
+        assert "secret" not in cookie
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+        assert ("Secure" in cookie) == is_secure
+    client.cookies.clear()
+    name, _, value = plain.headers["set-cookie"].partition(";")[0].partition("=")
+    client.cookies.set(name, value)
+    assert client.post("/", json={"inputs": "a"}).status_code == 200
+    assert client_of(model, token="secret", cookies={name: value}).get("/info").status_code == 401
+    assert client_of(model, token="secret", cookies={name: "secret"}).get("/").status_code == 401
 
-    def predict(texts: Sequence[tuple[str, None]]) -> Sequence[str]:
-        batches.append(len(texts))
-        has_started.set()
-        assert go.wait(30)
-        return [f"{text}!" for text, _ in texts]
 
-    async def ask_all() -> list[Sequence[str]]:
-        batcher = Batcher(predict, ThreadPoolExecutor(max_workers=1))
-        requests = [asyncio.create_task(batcher.submit([("a", None)]))]
-        await asyncio.to_thread(has_started.wait)
-        for name in "bc":
-            requests.append(asyncio.create_task(batcher.submit([(name, None)] * 3)))
-        await asyncio.sleep(0)
-        with pytest.raises(HTTPException, match="too many texts are waiting") as error:
-            await batcher.submit([("d", None)])
-        assert error.value.headers == {"Retry-After": "1"}
-        go.set()
+class SlowModel:
+    """Takes a time per text that is a hundredth of its characters, in seconds."""
+
+    reads_pairs, tokens_per_second = False, 100.0
+    info: ClassVar = {"run": "slow", "task": "single", "classes": [], "reads_pairs": False}
+
+    def __init__(self) -> None:
+        self.thread = ThreadPoolExecutor(max_workers=1)
+        self.batches: list[int] = []
+
+    def count_tokens(self, text: tuple[str, None]) -> int:
+        return len(text[0])
+
+    def find_lowest(self) -> None:
+        return None
+
+    def predict(self, texts: Sequence[tuple[str, None]]) -> Sequence[Prediction]:
+        self.batches.append(len(texts))
+        time.sleep(sum(map(self.count_tokens, texts)) / self.tokens_per_second)
+        return [Prediction(text, {"label": text[0]}, {text[0]: 1.0}) for text, _ in texts]
+
+
+def batcher_of(model: SlowModel) -> Batcher:
+    return Batcher(
+        model.predict, model.count_tokens, model.thread, tokens_per_second=model.tokens_per_second
+    )
+
+
+def test_requests_share_batches_and_keep_their_answers() -> None:
+    model = SlowModel()
+
+    async def ask_all() -> list[Sequence[Prediction]]:
+        batcher = batcher_of(model)
+        texts = ["a"], ["b"] * 20, ["c"] * 3
+        requests = [batcher.submit([(text, None) for text in each]) for each in texts]
         return await asyncio.gather(*requests)
 
-    assert asyncio.run(ask_all()) == [["a!"], ["b!"] * 3, ["c!"] * 3]
-    assert batches == [1, 6]
+    answers = asyncio.run(ask_all())
+    assert [[one.label for one in answer] for answer in answers] == [["a"], ["b"] * 20, ["c"] * 3]
+    assert model.batches == [24]
+
+
+def test_what_would_be_late_is_rejected_and_short_requests_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serve_app, "DEADLINE_SECONDS", 2)
+
+    async def ask_all() -> None:
+        batcher = batcher_of(SlowModel())
+        long = asyncio.create_task(batcher.submit([("x" * 40, None)] * 5))
+        await asyncio.sleep(0)
+        with pytest.raises(HTTPException, match="too many texts are waiting") as error:
+            await batcher.submit([("y" * 40, None)] * 2)
+        assert error.value.status_code == 503
+        assert 1 <= int((error.value.headers or {})["Retry-After"]) <= 2
+        started = time.monotonic()
+        await batcher.submit([("z", None)])
+        assert time.monotonic() - started < 1.2
+        assert len(await long) == 5
+
+    asyncio.run(ask_all())
+
+
+SLOW_SERVER = """
+import sys
+from web.test_serve import SlowModel
+from finetune.web import serve_app, server
+serve_app.DEADLINE_SECONDS = 4
+listener = server.bind("127.0.0.1", 0)
+port = listener.getsockname()[1]
+print(port, flush=True)
+app = serve_app.make_serve_app(SlowModel(), address="", hosts=server.local_hosts(port))
+server.run_server(app, listener)
+"""
+
+
+@pytest.mark.slow
+def test_short_requests_are_answered_beside_long_ones_of_clients_that_leave(start: Start) -> None:
+    process = start(sys.executable, "-c", SLOW_SERVER, cwd=Path(__file__).parents[1])
+    assert process.stdout
+    port = int(process.stdout.readline())
+
+    def ask(inputs: list[str], *, patience: float) -> tuple[int | None, str | None, float]:
+        started, connection = time.monotonic(), HTTPConnection("127.0.0.1", port, timeout=patience)
+        connection.request("POST", "/", json.dumps({"inputs": inputs}), JSON)
+        try:
+            response = connection.getresponse()
+            response.read()
+            status, retry = response.status, response.headers["Retry-After"]
+        except TimeoutError:
+            status, retry = None, None
+        connection.close()
+        return status, retry, time.monotonic() - started
+
+    with ThreadPoolExecutor(12) as threads:
+        long = ["x" * 20] * 512  # 102 seconds
+        leaving = [threads.submit(ask, long, patience=1.5) for _ in range(3)]
+        time.sleep(0.5)
+        staying = threads.submit(ask, long, patience=30)
+        time.sleep(0.2)
+        short = [threads.submit(ask, ["a"], patience=30) for _ in range(4)]
+        for future in short:
+            status, _, seconds = future.result()
+            assert status == 200
+            assert seconds < 3
+        outcomes = [future.result()[:2] for future in (*leaving, staying)]
+        assert outcomes.count((None, None)) == 1  # the first one was accepted
+        assert all(retry for status, retry in outcomes if status == 503)
+        # The client of the first one has left, so the next one is accepted, and is late.
+        status, retry, seconds = ask(long, patience=30)
+        assert (status, retry) == (503, "1")
+        assert 3 < seconds < 7
+    leaving_last = ThreadPoolExecutor(1).submit(ask, long, patience=1)
+    leaving_last.result()
+    stopped = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+    assert time.monotonic() - stopped < 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "address"),
+    [
+        ([], "http://127.0.0.1:7"),
+        (["--host", "::1"], "http://[::1]:7"),
+        (["--host", "localhost"], "http://localhost:7"),
+        (["--allowed-host", "fe80::1"], "http://[fe80::1]:7"),
+        (["--host", "0.0.0.0", "--allowed-host", "models.example"], "http://models.example:7"),
+    ],
+)
+def test_the_printed_address_is_the_one_that_works(
+    arguments: list[str], address: str, finished_run: Path, command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    class Listener:
+        def getsockname(self) -> tuple[str, int]:
+            return "", 7
+
+    monkeypatch.setattr(server, "bind", lambda host, port: Listener())
+    monkeypatch.setattr(server, "run_server", lambda app, listener: None)
+    monkeypatch.setenv("FINETUNE_API_TOKEN", "secret")
+    outcome = command("serve", finished_run, *arguments)
+    assert f"at {address}/?token=$FINETUNE_API_TOKEN " in outcome.output
+    assert "secret" not in outcome.output + outcome.errors
+    assert f'"address": "{address}"' in command("serve", finished_run, *arguments, "--json").output
 
 
 @pytest.mark.parametrize(
