@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import resource
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -54,13 +55,11 @@ class CpuMemory(DeviceMemory):
 
     def __init__(self) -> None:
         self._reserved_bytes: int | None = None
-        # Creating the object is slower than querying it.
-        self._process = psutil.Process()
         # Where no limit can be set, allocations beyond the budget are swapped.
         self.swaps = not _CLEAR.exists()
 
     def allocated_bytes(self) -> int:
-        return int(self._process.memory_info().rss)
+        return int(_process(os.getpid()).memory_info().rss)
 
     def peak_bytes(self) -> int | None:
         if _is_linux():
@@ -102,6 +101,11 @@ class CpuMemory(DeviceMemory):
     def release(self) -> None:
         # PyTorch has no cache for the CPU, but the C library keeps freed memory.
         host.return_freed_memory()
+
+
+@cache  # creating the object is slower than querying it
+def _process(process_id: int) -> psutil.Process:
+    return psutil.Process(process_id)
 
 
 def _is_linux() -> bool:

@@ -1,8 +1,10 @@
 """``finetune predict``, as a function and as a command."""
 
+import copy
 import datetime
 import io
 import json
+import pickle
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -47,6 +49,13 @@ def test_a_missing_text_keeps_its_row_without_a_label(texts: Any, finished_run: 
     assert found[0].probability is None
     assert {*found[2].probabilities.values()} == {None}
     assert len(found.to_pandas()) == 3
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_loaded_model_can_be_sent_to_another_process(copied: Any, finished_run: Path) -> None:
+    model = load(finished_run, device="cpu")
+    expected = model.predict(TEXTS)
+    assert copied(model).predict(TEXTS) == copied(expected) == expected
 
 
 @pytest.fixture
