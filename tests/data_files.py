@@ -10,9 +10,14 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import openpyxl
 
 from finetune.config.schema import DataConfig
+from finetune.data.columns import OtherData
 from finetune.data.dataset import LoadedData
 from finetune.data.load import load_data
+from finetune.data.read import read_source
+from finetune.data.stream import Texts
+from finetune.evaluation.prediction_file import PredictionFile
 from finetune.events import Event, Info, WarningMessage, sent_to
+from finetune.tasks.base import Prediction
 
 
 @dataclass
@@ -76,3 +81,13 @@ def write_workbook(path: Path, sheets: Mapping[str, Sequence[Sequence[object]]])
     path = path.with_suffix(".xlsx")
     book.save(path)
     return path
+
+
+def add_predictions(source: Path, output: Path, values: Mapping[str, Any], **options: Any) -> Path:
+    """Write a table with the same prediction for each row; options are those of ``DataConfig``."""
+    table = read_source(source, OtherData(**options))
+    answers = PredictionFile(output, source=source)
+    [texts] = answers.reading([Texts([""] * len(table.frame), source=table)])
+    answers.add([Prediction(text, values) for text in texts.texts])
+    answers.write()
+    return output

@@ -43,7 +43,7 @@ WITHOUT_LINE_ENDS = str.maketrans("\t\r\n", "   ")
 # Suffixes of tables and text files.
 FILE_SUFFIXES = (
     *(".csv", ".tsv", ".tab", ".txt", ".text", ".log", ".md", ".jsonl", ".ndjson", ".json"),
-    *(".parquet", ".xlsx", ".xls", ".xlsb", ".ods", ".gz", ".zip"),
+    *(".parquet", ".xlsx", ".xlsm", ".xls", ".xlsb", ".ods", ".gz", ".zip"),
 )
 EXAMPLES = """\b
 Examples:
@@ -351,12 +351,14 @@ def _show_lines(predictions: "Sequence[Prediction]", *, is_first: bool) -> None:
 
 def _cells(prediction: "Prediction") -> list[tuple[str, str]]:
     """Return titles and cells. The probabilities of all classes replace the highest one."""
-    from finetune.evaluation.prediction_file import joined
+    from finetune.evaluation.prediction_file import joined, rounded
 
     words, numbers = [], dict[str, float | None]()
     for name, value in prediction.result.items():
         if isinstance(value, Mapping):
             numbers = dict(value)
+        elif name == "value":  # of a regression
+            words.append((name, "" if value is None else str(rounded(value))))
         elif isinstance(value, float) or (value is None and not name.startswith("label")):
             numbers[name] = value
         else:

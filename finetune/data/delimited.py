@@ -60,7 +60,6 @@ class FileFormat:
     has_header: bool = True
     line_end: str = "\n"
     metadata: Mapping[bytes, bytes] | None = None
-    names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -141,8 +140,7 @@ def read_table(text: TextFile, options: DataConfig) -> tuple[pyarrow.Table, Deli
 def _read_table(file: Delimited, options: DataConfig) -> tuple[pyarrow.Table, Delimited]:
     numbered = list(islice(file.values(), HEADER_ROWS))
     names, has_header = find_names([row for _, row in numbered], options, path=file.text.path)
-    header = numbered[0][1] if has_header else ()
-    file = replace(file, format=replace(file.format, has_header=has_header, names=header))
+    file = replace(file, format=replace(file.format, has_header=has_header))
     if len(numbered) > has_header and not (file.skips_spaces or file.escapes_quotes):
         with suppress(csv.Error, pyarrow.ArrowInvalid):
             return _read_by_arrow(file, names, first=numbered[has_header][0]), file

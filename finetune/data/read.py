@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import ZipFile
 
 import numpy as np
@@ -24,13 +24,16 @@ from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
 
 from finetune.config.schema import DataConfig
 from finetune.data import delimited, labeling_tools, packed
-from finetune.data.delimited import FileFormat
+from finetune.data.delimited import Delimited, FileFormat
 from finetune.data.encoding import TextFile, find_text
 from finetune.errors import DataNotFoundError, DataUnreadableError
 from finetune.events import Info, emit
 from finetune.tasks.labels import map_values
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx", ".xls", ".xlsb", ".ods", ".ft")
+SUFFIXES = (
+    *(".csv", ".tsv", ".jsonl", ".json", ".parquet", ".ft"),
+    *(".xlsx", ".xlsm", ".xls", ".xlsb", ".ods"),
+)
 TABLE_SUFFIXES = (*SUFFIXES, ".ndjson", *packed.PACKED_SUFFIXES, ".zip")
 # Rows converted to Python objects at a time, and bytes that Arrow reads per block.
 STREAM_ROWS, BLOCK_BYTES = 1_024, 2**24
@@ -45,6 +48,15 @@ SAVE_AGAIN = "save it again, or save the sheet as .csv"
 UNSAVED = "formulas whose values were not saved; open it in Excel or LibreOffice and save it again"
 
 
+class Sheet(NamedTuple):
+    """Where a table is in a spreadsheet: the numbers of its rows, from 1, include the header."""
+
+    content: packed.Content
+    name: str
+    rows: Sequence[int]
+    has_header: bool
+
+
 @dataclass(frozen=True)
 class SourceTable:
     """A table as stored in its file: all rows and columns, in their order.
@@ -54,6 +66,7 @@ class SourceTable:
         place: Returns the place of a row, counted from 0: ``line 7 of reviews.csv``.
         class_names: The class names per column, if the file has them.
         left_out: The content of columns that have neither text nor numbers, and maybe a remedy.
+        layout: Where the rows are in the file, to add columns to a copy of it.
     """
 
     path: Path
@@ -62,6 +75,7 @@ class SourceTable:
     place: Callable[[int], str]
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    layout: Delimited | Sheet | None = None
 
     def texts(self) -> tuple[dict[str, pyarrow.ChunkedArray], dict[str, str]]:
         """Return the columns as text, and what columns hold that have neither text nor numbers."""
@@ -166,7 +180,7 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
     text = find_text(content, encoding=options.encoding)
     if kind == "csv":
         table, dialect = delimited.read_table(text, options)
-        return SourceTable(path, frame_of(table), dialect.format, dialect.place)
+        return SourceTable(path, frame_of(table), dialect.format, dialect.place, layout=dialect)
     emit(Info(f"reading {path}: encoding {text.encoding}"))
     if kind == "fasttext":
         frame = _read_fasttext(text)
@@ -415,7 +429,7 @@ def _read_workbook(content: packed.Content, options: DataConfig) -> SourceTable:
     """Return the one sheet with rows that is not hidden, or the chosen one."""
     path = content.path
     emit(Info(f"reading {path}: a spreadsheet"))
-    table = _read_sheet(content, options)
+    sheet_name, table = _read_sheet(content, options)
     rows = [[as_text(cell) or "" for cell in row] for row in table.head(1_000).values.tolist()]
     start = delimited.find_start(rows, options, is_grid=True)
     if start:
@@ -428,20 +442,19 @@ def _read_workbook(content: packed.Content, options: DataConfig) -> SourceTable:
         name: [_plain_cell(cell) for cell in column.tolist()]
         for name, (_, column) in zip(names, body.items(), strict=True)
     }
-    numbers = body.index.to_numpy() + 1
-    frame = pandas.DataFrame(columns, dtype=object)
-    written = FileFormat("excel", has_header=has_header)
+    sheet = Sheet(content, sheet_name, [*map(int, table.index[start:] + 1)], has_header)
     return SourceTable(
         path,
-        frame,
-        written,
-        lambda row: f"row {numbers[row]} of {path}",
+        pandas.DataFrame(columns, dtype=object),
+        FileFormat("excel", has_header=has_header),
+        lambda row: f"row {sheet.rows[row + has_header]} of {path}",
         left_out=dict.fromkeys(unsaved, UNSAVED),
+        layout=sheet,
     )
 
 
-def _read_sheet(content: packed.Content, options: DataConfig) -> pandas.DataFrame:
-    """Return the cells of the sheet without empty rows and columns, merged ones filled down."""
+def _read_sheet(content: packed.Content, options: DataConfig) -> tuple[str, pandas.DataFrame]:
+    """Return the sheet without empty rows and columns, with merged cells filled down."""
     path = content.path
     try:
         with content.open() as file:
@@ -475,7 +488,7 @@ def _read_sheet(content: packed.Content, options: DataConfig) -> pandas.DataFram
     wide = {top for (top, left), (_, right) in merged if right > left}
     while table.index[0] in wide and len(table) > 1:
         table = table.iloc[1:]
-    return table
+    return sheet.name, table
 
 
 def _plain_cell(cell: Any) -> Any:

@@ -94,10 +94,13 @@ class Prediction(DisplayMixin):
 
 
 def rename_taken(values: Mapping[str, T], column_names: Collection[str]) -> dict[str, T]:
-    """Return predicted values by name, with ``predicted_`` if a column has the same name."""
-    renamed = {}
+    """Return predicted values by name, with ``predicted_`` if a column has the same name.
+
+    Case does not matter, because Excel rejects tables with columns ``Label`` and ``label``.
+    """
+    renamed, taken = {}, {name.casefold() for name in column_names}
     for name, value in values.items():
-        while name in column_names:
+        while name.casefold() in taken:
             name = f"predicted_{name}"
         renamed[name] = value
     return renamed
