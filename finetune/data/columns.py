@@ -10,13 +10,14 @@ from itertools import combinations
 from math import log2
 from types import MappingProxyType
 
+import numpy as np
 import pyarrow
 import pyarrow.compute as pc
 
 from finetune.config.schema import DataConfig, flag_of
 from finetune.data.packed import WORDS
 from finetune.errors import DataError, DataNotFoundError, UsageError
-from finetune.tasks.labels import distinct_values, map_values
+from finetune.tasks.labels import distinct_values, is_number, map_values
 
 # Used instead of the name of a split column.
 NO_COLUMN = "none"
@@ -44,6 +45,8 @@ BLANK = frozenset({"", "nan", "<na>", "none", "null"})
 # Minimum ratio of the best score to the second best, with and without a known name.
 CLEAR_LEAD, CLEAR_LEAD_UNNAMED = 2.0, 3.0
 MAX_CANDIDATES = 5
+# Several columns of classes rarely have the same class twice in a row, unlike those of votes.
+MAX_REPEATS = 0.1
 ADD_LABELS = WORDS["remedies"]["labels"]
 
 
@@ -232,7 +235,7 @@ def _choose_columns(
         free = [column for column in profiles if column.name not in used]
         if option == TEXT:
             may_be_pair = PAIR in wanted and PAIR not in chosen
-            chosen[TEXT] = _guess(TEXT, free, may_be_pair=may_be_pair, table=table)
+            chosen[TEXT] = _guess(TEXT, free, sample, may_be_pair=may_be_pair, table=table)
         elif option not in chosen:
             chosen[LABEL] = _guess_label(sample, free, options, table=table)
     return chosen
@@ -244,11 +247,12 @@ def _guess_label(
     """Return the label column: numbers for regression, otherwise classes, by name if possible."""
     if options.task == "regression":
         free = [column for column in free if column.is_quantity] or free
-        return _guess(LABEL, free, table=table)
+        return _guess(LABEL, free, sample, table=table)
     names_of = _find_names(sample, free)
     # If a column of numbers has a column of their names, only the better label column counts.
     left_out = {min(pair, key=_score_label).name for pair in names_of.items()}
-    guess = _guess(LABEL, [column for column in free if column.name not in left_out], table=table)
+    free = [column for column in free if column.name not in left_out]
+    guess = _guess(LABEL, free, sample, table=table)
     for number, name in names_of.items():
         if guess.name in (number.name, name.name):
             return ChosenColumn((name.name,), f"the names of the numbers in {number.name!r}")
@@ -329,11 +333,13 @@ def read_labels(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.Chunked
     are_indicators = _are_indicators(marks)
     most = max(len(values) for values in marks.values())
     is_unclear = bool(set().union(*marks.values()) & YES - {"1"})
-    if not are_indicators and (is_unclear or most > max(MAX_CODES, len(columns) // 3)):
+    is_unclear |= most > max(MAX_CODES, len(columns) // 3) or _are_amounts(columns.select(names))
+    if not are_indicators and is_unclear:
         raise DataError(
             f"the columns {_listed(names)} have neither a mark, such as 1 or x, nor a class in each"
             " row",
-            remedy="set --label-column to one column, or to a column for each class",
+            remedy="set --label-column to one column, or to a column for each class;"
+            f" {_of_votes(names)}",
         )
     is_blank, items = [], []
     for name in names:
@@ -344,6 +350,28 @@ def read_labels(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.Chunked
     is_unlabeled = reduce(pc.or_ if say_no(columns, names) else pc.and_, is_blank)
     listed = pc.utf8_slice_codeunits(pc.binary_join_element_wise(*items, ""), 2)
     return pc.if_else(is_unlabeled, "", pc.binary_join_element_wise("[", listed, "]", ""))
+
+
+def _are_amounts(columns: pyarrow.Table) -> bool:
+    """Return whether columns have numbers that are votes or ratings, and not classes or marks."""
+    cells = [pc.utf8_rtrim(column, "% ") for column in columns.columns]
+    distinct = {cell: cell.replace(",", ".") for cell in distinct_values(cells)}
+    numbers = {cell: float(number) for cell, number in distinct.items() if is_number(number)}
+    others = {_plain(cell) for cell in distinct.keys() - numbers.keys()} - BLANK
+    if others or {*numbers.values()} <= {0, 1}:
+        return False
+    rows = np.sort([map_values(cell, numbers.get, arrow_type="float64") for cell in cells], axis=0)
+    repeats, totals = (rows[1:] == rows[:-1]).any(axis=0), rows.sum(axis=0)
+    has_fractions = bool((rows % 1 > 0).any() or (rows < 0).any())
+    is_total = has_fractions or bool((totals == totals[0]).all())
+    return (
+        is_total or repeats.mean() > MAX_REPEATS or len(numbers) > max(MAX_CODES, len(totals) // 3)
+    )
+
+
+def _of_votes(names: Sequence[str]) -> str:
+    """Return how to make labels of a column of votes for each class."""
+    return f"for votes, write the class with the most: in pandas, frame[{[*names]}].idxmax(axis=1)"
 
 
 def say_no(columns: pyarrow.Table, names: Sequence[str]) -> bool:
@@ -439,7 +467,12 @@ def plain_name(name: str) -> str:
 
 
 def _guess(
-    option: str, profiles: Sequence[ColumnProfile], *, table: str, may_be_pair: bool = False
+    option: str,
+    profiles: Sequence[ColumnProfile],
+    sample: pyarrow.Table,
+    *,
+    table: str,
+    may_be_pair: bool = False,
 ) -> ChosenColumn:
     """Return the column that looks most like texts or labels."""
     score, names = {TEXT: (_score_text, TEXT_NAMES), LABEL: (_score_label, LABEL_NAMES)}[option]
@@ -465,11 +498,14 @@ def _guess(
     ]
     if len(close) > 1:
         others = len(close) - MAX_CANDIDATES
-        listed = _listed(close[:MAX_CANDIDATES]) + (f" and {others} others" if others > 0 else "")
+        first = close[:MAX_CANDIDATES]
+        listed = _listed(first) + (f" and {others} others" if others > 0 else "")
         joined = "to be joined" if option == TEXT else "with a class or a mark in each"
-        remedy = f"choose one with {flag}, or several {joined}: {flag} {','.join(close[:3])}"
+        remedy = f"choose one with {flag}, or several {joined}: {flag} {','.join(first)}"
+        if option == LABEL and _are_amounts(sample.select(first)):
+            remedy = f"choose one with {flag}; {_of_votes(first)}"
         if may_be_pair:
-            pair = f"{flag} {close[0]} {flag_of(PAIR)} {close[1]}"
+            pair = f"{flag} {first[0]} {flag_of(PAIR)} {first[1]}"
             remedy += f", or, for sentence pairs: {pair}"
         raise UsageError(f"can't tell which column is the {names[0]}: {listed}", remedy=remedy)
     if _name_factor(best, names) > 1:

@@ -317,11 +317,11 @@ def complete_names(header: Sequence[str], *, path: Path) -> list[str]:
 
 def _has_header(rows: Sequence[Sequence[str]], options: DataConfig) -> bool:
     """Return whether the first row looks like names and not like the values below it."""
-    first = [value.strip() for value in rows[0]]
+    first = _without_marks(rows[0])
     # The second case is how pandas names columns.
     if count_survey_rows(rows[1:]) or first == [str(number) for number in range(len(first))]:
         return True
-    others = [row for row in rows[1:] if row != rows[0]]  # a header may be repeated
+    others = [row for row in rows[1:] if _without_marks(row) != first]  # it may be repeated
     recurring = {
         name
         for position, name in enumerate(first)
@@ -333,6 +333,10 @@ def _has_header(rows: Sequence[Sequence[str]], options: DataConfig) -> bool:
     if recurring & names or any(is_number(name) or len(name) > MAX_NAME for name in names):
         return False
     return not (isinstance(options, OtherData) and _is_text(first, others))
+
+
+def _without_marks(row: Sequence[str]) -> list[str]:
+    return [value.strip('\ufeff" ') for value in row]
 
 
 def _is_text(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:

@@ -70,9 +70,9 @@ def _parsed(value: Any) -> Any:
 
 
 def _unwrap(lists: pandas.Series) -> pandas.Series:
-    """Return labels instead of lists if no row has several."""
+    """Return labels instead of lists if no row has several, and some row has one."""
     is_list = lists.map(lambda value: isinstance(value, list))
-    if (lists[is_list].map(len) > 1).any():
+    if lists[is_list].map(len).max() != 1:
         return lists
     return lists.map(lambda value: next(iter(value), None) if isinstance(value, list) else value)
 

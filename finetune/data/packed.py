@@ -140,7 +140,7 @@ def _unpack_file(content: Content) -> Content:
 def find_tables(names: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     """Return the topmost tables: by suffix, by a split name, or the only file."""
     depths = {name: len(PurePosixPath(name).parts) for name in names}
-    shown = [name for name in names if not ABOUT.match(PurePosixPath(name).name)]
+    shown = [name for name in names if not is_about(name)]
     for depth in sorted({depths[name] for name in shown}):
         level = [name for name in shown if depths[name] == depth]
         tables = [name for name in level if name.lower().endswith(tuple(suffixes))]
@@ -149,13 +149,18 @@ def find_tables(names: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     return shown if len(shown) == 1 else []
 
 
+def is_about(name: str) -> bool:
+    """Return whether a file describes a dataset, such as its license."""
+    return ABOUT.match(PurePosixPath(name).name) is not None
+
+
 def choose_member(names: Sequence[str], member: str | None, *, path: Path) -> str:
     """Return the name of the only table in a file, or of the table set by an option."""
     if member is None:
         if len(names) > 1:
             raise SeveralTablesError(path, names)
         return names[0]
-    for name in names:
+    for name in sorted(names, key=lambda name: name != member):  # first the whole name
         if member in (name, Path(name).name, Path(name).stem):
             return name
     remedy = f"choose a --table from: {', '.join(names)}"

@@ -74,6 +74,9 @@ SPLIT_NAMES = NAMES["split"]
 SPLIT_BY_VALUE: dict[str, str] = SPLIT_BY_WORD | {
     word: name for name, words in WORDS["splits_in_columns"].items() for word in words.split()
 }
+HELD_OUT = "rows of the training split are held out instead"
+# Bytes of quotes, spaces and byte order marks around a name.
+MAX_PADDING = 10
 MAX_SPLITS, MAX_SPLIT_LENGTH, MAX_UNUSED = 20, 30, 12
 FILL_DOWN = (
     "write each label into all rows of its group: in Excel choose Go To Special, Blanks, type = and"
@@ -102,19 +105,23 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
     for finding, remedy in find_odd_names(task.class_names):
         emit(WarningMessage(finding, remedy=remedy))
     _report_texts(rows["train"]["text"], path=tables["train"].path)
-    splits = DatasetDict()
+    splits, row_numbers = DatasetDict(), {}
     for split, known in rows.items():
         if split != "train":
-            rows[split] = known = _known_rows(split, tables[split], rows, task, options)
+            known = _known_rows(split, tables[split], rows, task, options)
+        if not len(known):
+            emit(WarningMessage(f"the {split} split is left out: no row is left", remedy=HELD_OUT))
+            continue
         pairs = known["text_pair"] if PAIR in columns else None
         splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
+        row_numbers[split] = known["row"].to_numpy()
     return LoadedData(
         splits,
         task,
         chosen=columns,
         column_names=names,
-        row_numbers={split: known["row"].to_numpy() for split, known in rows.items()},
-        places={split: partial(place_of, _only_ids(table)) for split, table in tables.items()},
+        row_numbers=row_numbers,
+        places={split: partial(place_of, _only_ids(tables[split])) for split in splits},
         unlabeled=unlabeled,
         drawn=drawn,
     )
@@ -164,8 +171,6 @@ def _read_rows(
     labels = [read_labels(table.columns, label) for table in tables.values()]
     if len(label) == 1:
         _check_filled_down(train, label[0])
-    elif options.task == AUTO:
-        options = replace(options, task=Multi.name)
     names = train.class_names.get(columns[LABEL].name)
     if options.label_names is not None:
         labels, names = _name_labels(labels, options)
@@ -173,6 +178,10 @@ def _read_rows(
     training = labels[list(tables).index("train")]
     count = len(training) - (pc.sum(pc.equal(training, "")).as_py() or 0)
     distinct = distinct_values([training])
+    # Without marks for no, a row of blank cells may have none of the classes.
+    may_be_none = len(label) > 1 and "" in distinct and not say_no(train.columns, label)
+    if options.task == AUTO and may_be_none and options.empty_labels != "unlabeled":
+        options = replace(options, task=Multi.name)
     kind, reason = choose_task_type(options.task, distinct, names=names, rows=count)
     emit(Info(f"task: {kind.name}{f', {reason}' if reason else ''}"))
     if kind.problem_type == MULTI:
@@ -188,7 +197,13 @@ def _read_rows(
     _, unlabeled = read["train"]
     if options.task in (AUTO, Multi.name) and kind is not Regression:
         rows = _join_long_format(rows, options, path=train.path)
-    return kind.of_labels(rows["train"]["label"], names=names), rows, unlabeled
+    task = kind.of_labels(rows["train"]["label"], names=names)
+    if kind.problem_type == MULTI and not (task.class_names or isinstance(options, OtherData)):
+        raise DataError(
+            f"no row of {train.path} has a class in {columns[LABEL].name!r}: all lists are empty",
+            remedy="label some rows, or set the correct column with --label-column",
+        )
+    return task, rows, unlabeled
 
 
 def _first_place(table: RawTable, is_wanted: pyarrow.ChunkedArray) -> str:
@@ -328,8 +343,8 @@ def _with_labels(
             listed = ", ".join(repr(name[:MAX_LABEL_LENGTH]) for name in names)
             complaint = f"has no column {missing[0]!r} as {train.path} has, but {listed}"
         if are_published:
-            remedy = "rows of the training split are held out instead"
-            emit(WarningMessage(f"the {split} split is left out: it {complaint}", remedy=remedy))
+            finding = f"the {split} split is left out: it {complaint}"
+            emit(WarningMessage(finding, remedy=HELD_OUT))
         else:
             raise DataNotFoundError(
                 f"the {split} table {table.path} {complaint}",
@@ -341,14 +356,18 @@ def _with_labels(
 
 def _without_repeated_headers(table: RawTable) -> RawTable:
     """Drop rows that repeat the names of the columns, as in joined files."""
-    columns = table.columns
-    same = (pc.equal(columns[name], name) for name in columns.column_names)
-    is_header = reduce(pc.and_, same, pyarrow.scalar(bool(columns.num_columns)))
-    count = pc.sum(is_header).as_py()
-    if count in (0, len(columns)):
+    columns, rows = table.columns, np.arange(len(table.columns))
+    for name in columns.column_names:
+        sizes = pc.binary_length(columns[name]).to_numpy()
+        rows = rows[sizes[rows] < len(name.encode()) + MAX_PADDING]
+    for name in columns.column_names:  # a byte order mark may precede the first
+        plain = pc.utf8_lower(pc.utf8_trim(columns[name].take(rows), '\ufeff" '))
+        rows = rows[pc.equal(plain, name.strip().lower()).to_numpy()]
+    if len(rows) in (0, len(columns)):
         return table
+    is_header = pyarrow.chunked_array([np.isin(np.arange(len(columns)), rows)])
     first = _first_place(table, is_header)
-    emit(Info(f"{count:,} rows that repeat the header are skipped, the first in {first}"))
+    emit(Info(f"{len(rows):,} rows that repeat the header are skipped, the first in {first}"))
     return table.where(pc.invert(is_header))
 
 
@@ -479,7 +498,7 @@ def _known_rows(
     if not labels:
         return rows[split]
     counts = listed_counts(Counter(labels))
-    if options.skip_unknown_labels and len(labels) < len(unknown):
+    if options.skip_unknown_labels:
         skipped = f"{len(labels):,} rows of the {split} split skipped"
         emit(WarningMessage(f"{skipped}: no training row has {counts}"))
         return rows[split].filter(unknown.is_null())

@@ -13,6 +13,7 @@ from finetune.tasks.labels import flat_values, map_values, sort_classes
 from finetune.tasks.metrics import (
     METRICS,
     MULTI,
+    NUMBERS,
     Array,
     Metric,
     Needs,
@@ -190,7 +191,7 @@ class Task(ABC):
 
     def encode(self, labels: "Column") -> "Column":
         """Return parsed labels as the column of a ``Dataset``, of the type of ``feature``."""
-        if not self.class_names:
+        if self.problem_type == NUMBERS:
             return labels
         return map_values(labels, self.class_numbers.get, arrow_type="int64")
 
@@ -203,7 +204,7 @@ class Task(ABC):
         """The type of the column ``label`` in a ``Dataset``."""
         from datasets import ClassLabel, List, Value
 
-        if not self.class_names:
+        if self.problem_type == NUMBERS:
             return Value("float64")
         classes = ClassLabel(names=list(self.class_names))
         return List(classes) if self.problem_type == MULTI else classes

@@ -53,8 +53,8 @@ def choose_task_type(
     distinct = {label.strip() for label in labels} - {""}
     if are_lists(distinct):
         if all(len(split_labels(label, None)) == 1 for label in distinct):
-            return Single, "each list has one label; --task multi allows several"
-        return Multi, "the labels are lists"
+            return Single, "each row has one label; --task multi allows several"
+        return Multi, "rows have several labels, or none"
     if names:
         return Single, f"the file names {len(names)} classes"
     numbers = {label for label in distinct if label.casefold() not in MISSING}

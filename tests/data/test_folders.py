@@ -55,6 +55,7 @@ def test_tables_named_as_splits_are_the_splits(write: Any, tmp_path: Path) -> No
     outcome = load(path)
     assert outcome.rows == {"train": TRAIN, "test": TEST}
     assert "--table reads only one" in outcome.said
+    assert [warning.rpartition(": ")[2].split(".")[0] for warning in outcome.warnings] == ["sample"]
     chosen = load(path, table="train")
     assert chosen.rows == {"train": TRAIN}
     with pytest.raises(SeveralTablesError, match="holds 3 tables"):
@@ -96,6 +97,28 @@ def test_texts_are_read_from_folders_of_classes(
     both = {**files, **{name.replace("train", "test"): text for name, text in files.items()}}
     rows = load(write(tmp_path / "e", both)).rows
     assert sorted(rows["test"]) == sorted(rows["train"]) == sorted(TRAIN[:2])
+
+
+@pytest.mark.parametrize("write", [write_folder, write_zip])
+@pytest.mark.parametrize(
+    ("files", "ignored"),
+    [
+        ("old/train.csv train.csv test.csv", "old/train.csv"),
+        ("a/x.csv b/y.csv table.csv", "a/x.csv, b/y.csv"),
+        ("train.csv dev.csv holdout.csv oos_train.csv README.csv", "holdout.csv, oos_train.csv"),
+        ("pos/1.txt neg/2.txt index.csv", "index.csv"),
+    ],
+)
+def test_tables_that_are_not_read_are_named(
+    write: Any, files: str, ignored: str, tmp_path: Path
+) -> None:
+    other = csv([("other", "x"), ("text", "y")])
+    unread = ignored.split(", ")
+    contents = {name: other if name in unread else csv(TRAIN) for name in files.split()}
+    path = write(tmp_path / "d", contents)
+    outcome = load(path)
+    assert outcome.warnings == [f"these tables of {path} are ignored: {ignored}"]
+    assert "other" not in str(outcome.rows)
 
 
 def test_other_files_are_no_classes(tmp_path: Path) -> None:

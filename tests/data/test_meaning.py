@@ -14,6 +14,7 @@ from finetune.data.columns import OtherData
 from finetune.data.load import load_rows
 from finetune.data.read import join_tables, read_file
 from finetune.errors import DataError, DataNotFoundError, FinetuneError, UsageError
+from finetune.tasks.multi import Multi
 
 ROWS = 40
 TOPICS = ("price", "team", "food")
@@ -102,11 +103,11 @@ NO = {"": "x", "nein": "ja", "No": "Yes", "0": "1", "false": "true", "non": "oui
         (".csv", {topic: cycle(topic, "", *[""] * number) for number, topic in enumerate(TOPICS)},
          {"empty_labels": "none"}, "a column for each class"),
         (".csv", {"code1": cycle("price", "team", "food"), "code2": cycle("team", "", ""),
-                  "code3": cycle("food", "", "")}, {"label_column": "code1,code2,code3"}, "lists"),
+                  "code3": cycle("food", "", "")}, {"label_column": "code1,code2,code3"}, "labels"),
         (".jsonl", {"labels": cycle(*({"price": own, "team": True} for own in (True, False)))},
-         {}, "lists"),
+         {}, "several labels"),
         (".csv", {"a": cycle("price", "team"), "b": cycle("team", "food")},
-         {"label_column": "a,b"}, "lists"),
+         {"label_column": "a,b"}, "several labels"),
     ],
 )  # fmt: skip
 def test_several_columns_are_several_labels(
@@ -118,6 +119,70 @@ def test_several_columns_are_several_labels(
     assert {*names} <= {*TOPICS}
     assert max(map(len, found["train"])) > 1
     assert said in messages or len(names) == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [((0, 1), (1, 0)), (("", "x"), ("x", "")), (("no", "yes"), ("yes", "no"))]
+)
+def test_columns_that_exclude_each_other_have_one_label(
+    first: Any, second: Any, tmp_path: Path
+) -> None:
+    columns = {"text": texts(), "spam": cycle(*first), "ham": cycle(*second)}
+    _, found, said = load_frame(tmp_path / "t.csv", columns, label_column="spam,ham")
+    assert found["train"] == cycle("ham", "spam")
+    assert "--task multi allows several" in said
+
+
+VOTES: Columns = {
+    "toxic": cycle(5, 0, 1, 2), "insult": cycle(0, 4, 1, 2), "threat": cycle(0, 1, 3, 1)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        VOTES,
+        {"toxic": VOTES["toxic"], "insult": [5 - votes for votes in VOTES["toxic"]]},
+        {name: [value / 5 for value in values] for name, values in VOTES.items()},
+        {name: [f"{20 * value}%" for value in values] for name, values in VOTES.items()},
+        {name: [value or None for value in values] for name, values in VOTES.items()},
+        {"up": [7 * n % 41 for n in range(ROWS)], "down": [9 * n % 37 for n in range(ROWS)]},
+        {"spam": cycle(1, -1), "ham": cycle(-1, 1)},
+    ],
+)  # fmt: skip
+def test_votes_are_no_classes(columns: Columns, tmp_path: Path) -> None:
+    table, names = {"text": texts(), **columns}, list(columns)
+    with pytest.raises(DataError, match="neither a mark, such as 1 or x, nor a class") as raised:
+        load_frame(tmp_path / "t.csv", table, label_column=",".join(names))
+    remedy = f"frame[{names}].idxmax(axis=1)"
+    assert remedy in raised.value.remedy
+    if "insult" in columns and "%" not in str(columns):
+        with pytest.raises(UsageError, match="which column is the label") as asked:
+            load_frame(tmp_path / "t.csv", table)
+        assert remedy in asked.value.remedy
+        assert ",".join(names) not in asked.value.remedy
+        label = pandas.DataFrame(columns)[names].idxmax(axis=1)
+        found_names, _, _ = load_frame(tmp_path / "t.csv", table | {"label": label})
+        assert {*found_names} <= {*names}
+
+
+EMPTY: dict[str, Columns] = {
+    "lists": {"labels": cycle([])},
+    "cells": {"labels": cycle("[]")},
+    "scores": {"cats": cycle({"a": 0, "b": 0.1})},
+    "columns": {topic: cycle(0) for topic in TOPICS},
+    "doccano": {"label": cycle([]), "Comments": cycle([])},
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_rows_without_any_class_are_scored_and_not_trained(name: str, tmp_path: Path) -> None:
+    path, label = tmp_path / "t.jsonl", ",".join(TOPICS) if name == "columns" else None
+    with pytest.raises(DataError, match=r"has a class in .*: all lists are empty"):
+        load_frame(path, {"text": texts(), **EMPTY[name]}, label_column=label)
+    task = Multi(["a", "b"])
+    rows = load_rows(OtherData(str(path), label_column=label), task=task)
+    assert task.to_json(task.labels(rows.data["label"])) == cycle([])
 
 
 MISSING = [["price"], None, [], ["team", "price"], None]
@@ -296,9 +361,10 @@ def test_labels_that_training_lacks_are_named_or_skipped(tmp_path: Path, split: 
     assert outcome.rows[split] == [("c", "x")]
     skipped = f"3 rows of the {split} split skipped: no training row has 'z' (2), 'w' (1)"
     assert skipped in outcome.warnings
-    write(other, "text,label\nc,z\n")
-    with pytest.raises(DataError, match=r"'z' \(1\)"):
-        load(train, skip_unknown_labels=True, **files)
+    write(other, "text,label\nc,-1\nd,-1.0\n")
+    outcome = load(train, skip_unknown_labels=True, **files)
+    assert {*outcome.rows} == {*outcome.loaded.places} == {"train"}
+    assert f"the {split} split is left out: no row is left" in outcome.warnings
 
 
 def test_rows_without_text_or_label_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -377,10 +443,22 @@ def test_numbers_have_the_names_of_their_lines(
         assert [label for _, label in outcome.rows["train"]] == expected
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("said,mood", "said,mood"),
+        ("said,mood", "\ufeffsaid,mood"),
+        ("\ufeffsaid,mood", "\ufeffsaid,mood"),
+        ("\ufeffsaid,mood", '\ufeff"said","mood"'),
+        ("said,mood", "Said, Mood"),
+    ],
+)
 @pytest.mark.parametrize("header", [True, None])
-def test_a_header_that_is_repeated_is_no_row(tmp_path: Path, header: bool | None) -> None:
+def test_a_header_that_is_repeated_is_no_row(
+    tmp_path: Path, first: str, second: str, header: bool | None
+) -> None:
     rows = "".join(f"film {number} was long,{'ab'[number % 2]}\n" for number in range(9))
-    table = write(tmp_path / "a.csv", f"said,mood\n{rows}said,mood\n{rows}")
+    table = write(tmp_path / "a.csv", f"{first}\n{rows}{second}\n{rows}")
     outcome = load(table, header=header)
     assert len(outcome.rows["train"]) == 18
     assert outcome.loaded.task.class_names == ["a", "b"]
