@@ -1,5 +1,6 @@
 """Audit a table in one pass over its texts, with linear heads on features of the frozen encoder."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from finetune.audit.duplicates import Pairs, find_near_duplicates, normalize_rows
 from finetune.config.schema import Config, DataConfig
+from finetune.data.corrections import KEEP, key_of, read_decisions
 from finetune.data.dataset import (
     HARD,
     SPLITS,
@@ -24,15 +26,16 @@ from finetune.data.dataset import (
     sample_rows,
     texts_of,
 )
-from finetune.data.load import load_data
+from finetune.data.load import load_data, load_splits
 from finetune.data.stream import read_texts
 from finetune.errors import DataError
 from finetune.events import Info, WarningMessage, emit, stage
 from finetune.runs.linear_head import prepare_head, read_frozen_features
 from finetune.runs.several import read_out_of_fold
-from finetune.tasks.base import Labels, Logits, Outputs, Task
+from finetune.tasks.base import Labels, Logits, Task
 from finetune.tasks.metrics import MULTI, SINGLE
 from finetune.tasks.regression import Regression
+from finetune.tasks.tables import full_text
 from finetune.training.linear_head import (
     DEFAULT_INVERSE_REGULARIZATION,
     TRIED_GRADIENT,
@@ -46,8 +49,6 @@ from finetune.training.linear_head import (
 MAX_ROWS = 100_000
 # The fraction of rows that is listed as suspects.
 LISTED_FRACTION = 0.1
-# Finding the line of a row means reading the file again, so large files show few lines.
-MIN_PLACES, MAX_SEARCHED_LINES = 20, 5_000_000
 SEEDS = 3
 LOWEST_PROBABILITY = 1e-6
 # Above this many features times outputs, the heads would take a minute per seed.
@@ -65,7 +66,7 @@ LAW_ERROR = 0.25
 SAMPLED_TEXTS, MAX_TEXTS = 1_000, 20_000
 
 Record = Mapping[str, Any]
-"""A row of the table: its split, its number there (from 1), its place, its text, and more."""
+"""A row of the table: its split, its number there, its id, its place, its text, and more."""
 Curve = Mapping[str, Any]
 """The ``metric`` of a learning curve, its measured ``points`` and a ``forecast``.
 
@@ -76,14 +77,20 @@ Each point has the number of ``rows``, the ``value`` of the metric, and the ends
 
 @dataclass(frozen=True)
 class Audit:
-    """The result. Without labels, it has only duplicates and texts to label."""
+    """The result. Without labels, it has only duplicates and texts to label.
+
+    ``decided`` are rows of the corrections, with their decision, which are no suspects again.
+    ``splits`` has the rows of each split of the table, or of the run that was audited.
+    """
 
     data: str
     model: str
     rows: int
     sampled: int
     classes: Mapping[str, int]
+    splits: Mapping[str, int]
     suspects: Sequence[Record] = ()
+    decided: Sequence[Record] = ()
     near_duplicates: Sequence[Record] = ()
     leaks: Sequence[Record] = ()
     curve: Curve | None = None
@@ -97,12 +104,11 @@ class Audit:
 
 @dataclass(frozen=True)
 class _Table:
-    """All rows, or a sample of ``total``. Splits and numbers have the shape [rows]."""
+    """All rows, or a sample of ``total``. Splits have the shape [rows]."""
 
     rows: Dataset
     task: Task
     splits: NDArray[np.str_]
-    numbers: NDArray[np.int64]
     total: int
     places: Mapping[str, Callable[[int], str]]
     has_labels: bool = True
@@ -112,13 +118,21 @@ class _Table:
     def texts(self) -> pyarrow.Array:
         return texts_of(self.rows).joined.combine_chunks()
 
+    @cached_property
+    def numbers(self) -> NDArray[np.int64]:
+        """The number of each row in its table: [rows]."""
+        return np.asarray(column_of(self.rows, "row").to_numpy())
+
     def records(self, rows: NDArray[np.int64], **columns: Any) -> list[Record]:
         """Return some rows as records, with more columns."""
-        where: dict[str, Any] = {"split": self.splits[rows], "row": self.numbers[rows] + 1}
+        where: dict[str, Any] = {"split": self.splits[rows], "row": self.numbers[rows]}
+        if "id" in self.rows.column_names:
+            where["id"] = column_of(self.rows, "id").take(pyarrow.array(rows))
         if self.places:
-            located = rows[: max(MIN_PLACES, MAX_SEARCHED_LINES // self.total)].tolist()
-            places = [self.places[self.splits[row]](int(self.numbers[row])) for row in located]
-            where["place"] = places + [""] * (len(rows) - len(places))
+            # Splits that a run holds out come from the table of the training rows.
+            of_split = [self.places.get(split, self.places["train"]) for split in self.splits[rows]]
+            numbers = zip(of_split, where["row"].tolist(), strict=True)
+            where["place"] = [place(number) for place, number in numbers]
         texts = self.texts.take(pyarrow.array(rows))
         records: list[Record] = pyarrow.table({**where, **columns, "text": texts}).to_pylist()
         return records
@@ -128,6 +142,7 @@ def audit(
     config: Config,
     *,
     folds: int = 5,
+    is_run: bool = False,
     out_of_fold: Path | None = None,
     unlabeled: Path | None = None,
     batch: int = 50,
@@ -135,11 +150,12 @@ def audit(
 ) -> Audit:
     """Audit all rows of the data with linear heads on the frozen encoder.
 
-    ``out_of_fold`` is the folder of a cross-validation whose predictions are used as well. From a
-    file of ``unlabeled`` texts, ``batches`` times ``batch`` are chosen for labeling.
+    If the options are from a run, the rows are in its splits. ``out_of_fold`` is the folder of a
+    cross-validation whose predictions are used as well. From a file of ``unlabeled`` texts,
+    ``batches`` times ``batch`` are chosen for labeling.
     """
     with stage("data"):
-        table = _load_table(config)
+        table = _load_table(config, is_run=is_run)
     with stage("features"):
         features = _read_features(config, table.rows, table.task)
     with stage("duplicates"):
@@ -151,6 +167,7 @@ def audit(
         rows=table.total,
         sampled=len(table.rows),
         classes=table.task.count_classes(features.labels) if table.has_labels else {},
+        splits=dict(Counter(table.splits.tolist())),
         near_duplicates=[pair for pair in duplicates if pair["split"] == pair["of_split"]],
         leaks=[pair for pair in duplicates if pair["split"] != pair["of_split"]],
     )
@@ -159,14 +176,23 @@ def audit(
         with stage("heads"):
             logits = predict_out_of_fold(features, groups, folds=folds)
             if out_of_fold is not None and len(table.rows) == table.total:
-                logits = mix_logits(logits, *read_out_of_fold(out_of_fold), table.task)
+                logits = _mix_with_folds(logits, table, out_of_fold)
         if table.is_chosen:
             emit(Info(f"no learning curve: most rows were chosen {HARD}"))
         else:
             with stage("curve"):
                 curve = measure_curve(table.task, features, groups)
             result = replace(result, curve=curve)
-        result = replace(result, suspects=_list_suspects(table, features, logits))
+        suspects = _list_suspects(table, features, logits)
+        if corrections := config.data.corrections:
+            decided = read_decisions(Path(corrections).expanduser(), table.task.class_names)
+            known = {
+                key_of(row["text"], row["label"] if row["decision"] == KEEP else row["decision"])
+                for row in decided
+            }
+            suspects = [row for row in suspects if key_of(row["text"], row["label"]) not in known]
+            result = replace(result, decided=decided)
+        result = replace(result, suspects=suspects)
     if unlabeled is not None:
         texts = _choose_texts(config, table, features, unlabeled, batch=batch, batches=batches)
         result = replace(result, to_label=texts)
@@ -189,11 +215,11 @@ def _choose_texts(
     return [texts[row] for row in choose_to_label(pool, probabilities, **sizes).tolist()]
 
 
-def _load_table(config: Config) -> _Table:
+def _load_table(config: Config, *, is_run: bool) -> _Table:
     """Load all rows, or a sample. Rows of a table without labels get zeros."""
     path = Path(config.data.data).expanduser()
     try:
-        loaded, has_labels = load_data(config.data), True
+        loaded, has_labels = (load_splits if is_run else load_data)(config.data), True
     except DataError as error:
         if config.data.label_column is not None or not path.is_file():
             raise
@@ -203,7 +229,6 @@ def _load_table(config: Config) -> _Table:
     names = [name for name in SPLITS if name in loaded.splits]
     rows = concatenate_datasets([loaded.splits[name] for name in names])
     splits = np.repeat(names, [len(loaded.splits[name]) for name in names])
-    numbers = np.concatenate([loaded.numbers_of(name) for name in names])
     total, labels = len(rows), loaded.task.labels(column_of(rows, "label"))
     if has_labels and (labels[splits == "train"] == labels[0]).all():
         emit(WarningMessage("all training rows have the same label: labels can't be audited"))
@@ -211,10 +236,10 @@ def _load_table(config: Config) -> _Table:
     if total > MAX_ROWS:
         kept = sample_rows(loaded.task.strata(labels), rows=MAX_ROWS, seed=0)
         rows, labels = rows_where(rows, kept), labels[kept]
-        splits, numbers = splits[kept], numbers[kept]
+        splits = splits[kept]
     task = loaded.task.with_loss(labels)
     is_chosen = loaded.drawn is not None
-    return _Table(rows, task, splits, numbers, total, loaded.places, has_labels, is_chosen)
+    return _Table(rows, task, splits, total, loaded.places, has_labels, is_chosen)
 
 
 def _read_texts(path: Path, options: DataConfig) -> list[str]:
@@ -232,6 +257,23 @@ def _read_features(config: Config, rows: Dataset, task: Task) -> LabelledFeature
     return read_frozen_features(prepare_head(config, rows, task, samples=False))
 
 
+def _mix_with_folds(logits: Logits, table: _Table, path: Path) -> NDArray[np.float32]:
+    """Average logits with those of a cross-validation, for the rows that it has as well."""
+    task, rows, outputs = read_out_of_fold(path)
+    mixed, probabilities = logits.copy(), outputs.probabilities
+    if probabilities is None or [*task.class_names] != [*table.task.class_names]:
+        return mixed
+    texts = zip(table.splits.tolist(), table.numbers.tolist(), table.texts.to_pylist(), strict=True)
+    places = {key: place for place, key in enumerate(texts)}
+    keys = [(row.get("split", "train"), row["row"], full_text(row)) for row in rows]
+    shared = np.array([key in places for key in keys])
+    own = [places[key] for key in keys if key in places]
+    clipped = np.clip(probabilities[shared], LOWEST_PROBABILITY, 1 - LOWEST_PROBABILITY)
+    of_folds = np.log(clipped) - (np.log1p(-clipped) if task.problem_type == MULTI else 0)
+    mixed[own] = (logits[own] + of_folds) / 2
+    return mixed
+
+
 def _describe_pairs(table: _Table, pairs: Pairs) -> list[Record]:
     """Return near duplicates as records, those with contradictory labels first."""
     labels = table.task.labels(column_of(table.rows, "label"))
@@ -242,7 +284,7 @@ def _describe_pairs(table: _Table, pairs: Pairs) -> list[Record]:
     records = table.records(
         pairs.second,
         of_split=table.splits[pairs.first],
-        of_row=table.numbers[pairs.first] + 1,
+        of_row=table.numbers[pairs.first],
         of_text=table.texts.take(pyarrow.array(pairs.first)),
         similarity=pairs.similarity,
         labels=[labels if differs else () for *labels, differs in both],
@@ -290,18 +332,6 @@ def predict_out_of_fold(
             head = _fit_quickly(rows.select(np.flatnonzero(~test)), chosen)
             total[test] += head.logits(rows.features[test])
     return np.asarray(total / seeds, np.float32)
-
-
-def mix_logits(
-    logits: Logits, run_task: Task, rows: NDArray[np.int64], outputs: Outputs, task: Task
-) -> NDArray[np.float32]:
-    """Average logits with the logits of a cross-validation, for the rows that it includes."""
-    mixed, probabilities = logits.copy(), outputs.probabilities
-    if probabilities is not None and [*run_task.class_names] == [*task.class_names]:
-        clipped = np.clip(probabilities, LOWEST_PROBABILITY, 1 - LOWEST_PROBABILITY)
-        run_logits = np.log(clipped) - (np.log1p(-clipped) if task.problem_type == MULTI else 0)
-        mixed[rows] = (logits[rows] + run_logits) / 2
-    return mixed
 
 
 def rank_suspects(task: Task, logits: Logits, labels: Labels) -> tuple[NDArray[np.int64], Labels]:

@@ -16,9 +16,9 @@ from finetune.config.schema import Config, PositiveInt
 from finetune.errors import DataError, UsageError
 from finetune.events import Event, WarningMessage, current_receiver, sent_to
 from finetune.ownership import OwnFolder
-from finetune.runs.folder import find_several
+from finetune.runs.folder import find_several, next_free_folder
 from finetune.runs.guess import guess_options, measure_tokens
-from finetune.tasks.tables import format_value
+from finetune.tasks.tables import format_cell, format_value
 
 if TYPE_CHECKING:
     from finetune.audit.audit import Audit
@@ -97,19 +97,29 @@ def audit_data(
     from finetune.report.page import SUSPECTS, audit_files
 
     several = None if file is None else find_several(Path(file).expanduser())
-    out_of_fold = None
+    out_of_fold, is_run = None, False
     if several and several.kind == "folds":
         out_of_fold, file = several.path, str(several.run(several.numbers[0]).path)
+    elif file is not None:
+        is_run = flags.find_run(Path(file)) is not None
     loaded = flags.load(file=file, **options)
     with suppress(DataError):  # a table without labels, which can be audited for duplicates
         loaded = guess_options(loaded)
     config = loaded.config
-    folder = OwnFolder(Path(output_dir or AUDITS_FOLDER / source_name(config.data.data)), "audit")
+    path = Path(output_dir or AUDITS_FOLDER / source_name(config.data.data))
+    if _has_decisions(path / SUSPECTS):
+        if output_dir:
+            raise UsageError(
+                f"{path / SUSPECTS} has decisions, which another audit would overwrite",
+                remedy="choose another folder with --output-dir",
+            )
+        path = next_free_folder(AUDITS_FOLDER, path.name)
+    folder = OwnFolder(path, "audit")
     folder.check()
-    _check_undecided(folder.path / SUSPECTS)
     result = audit(
         config,
         folds=folds,
+        is_run=is_run,
         out_of_fold=out_of_fold,
         unlabeled=Path(unlabeled) if unlabeled else None,
         batch=batch,
@@ -119,15 +129,12 @@ def audit_data(
     return replace(result, folder=str(folder.path))
 
 
-def _check_undecided(suspects: Path) -> None:
-    """Raise an error if the audit would overwrite decisions."""
-    if suspects.is_file():
-        with suspects.open(newline="", encoding="utf-8", errors="replace") as file:
-            if any(row.get("decision") for row in csv.DictReader(file)):
-                raise UsageError(
-                    f"{suspects} has decisions, which another audit would overwrite",
-                    remedy="choose another folder with --output-dir",
-                )
+def _has_decisions(suspects: Path) -> bool:
+    """Return whether an audit would overwrite decisions."""
+    if not suspects.is_file():
+        return False
+    with suspects.open(newline="", encoding="utf-8", errors="replace") as file:
+        return any(row.get("decision") for row in csv.DictReader(file))
 
 
 @click.group(epilog=EXAMPLES)
@@ -231,7 +238,7 @@ def audit_command(*, display: flags.Display, **options: Any) -> None:
 
 
 def _show_audit(result: "Audit") -> None:
-    from finetune.report.page import cell_of, summarize_audit
+    from finetune.report.page import summarize_audit
 
     sample = f" (a sample of {result.sampled:,})" if result.sampled < result.rows else ""
     show_lines(f"{result.rows:,} rows of {result.data}{sample}, {len(result.classes)} classes")
@@ -239,8 +246,14 @@ def _show_audit(result: "Audit") -> None:
     show_table(table.columns, table.rows, numbers=("rows",))
     if result.suspects:
         show_lines("labels that are most likely wrong", "")
-        where = "place" if "place" in result.suspects[0] else "row"
-        names = (where, "text", "label", "suggested", "loss")
-        rows = [[shorten(cell_of(row[name])) for name in names] for row in result.suspects]
-        show_table(names, rows[:WORST], numbers=("loss",))
+        names = [
+            "row",
+            *["id"] * ("id" in result.suspects[0]),
+            "text",
+            "label",
+            "suggested",
+            "loss",
+        ]
+        rows = [[shorten(format_cell(row[name])) for name in names] for row in result.suspects]
+        show_table(names, rows[:WORST], numbers=("row", "loss"))
     show_lines(f"written: {result.folder}")

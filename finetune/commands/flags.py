@@ -277,7 +277,7 @@ def load(
 
     run, files = None, {"data": flags.get("data"), "config": config}
     if file is not None:
-        run = _find_run(Path(file))
+        run = find_run(Path(file))
         name = "config" if run or is_config(str(file)) else "data"
         if files[name] is not None:
             raise UsageError(
@@ -294,7 +294,7 @@ def load(
     )
 
 
-def _find_run(path: Path) -> RunFolder | None:
+def find_run(path: Path) -> RunFolder | None:
     """Return the run in a folder, or the best of several seeds; None if there is no run."""
     path = find_latest(path).expanduser()
     is_run = bool(find_several(path)) or RunFolder(path).config_file.is_file()

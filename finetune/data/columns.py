@@ -41,6 +41,7 @@ MIN_INDICATORS, MANY_INDICATORS = 3, 6
 YES, NO = (frozenset(WORDS["marks"][kind].split()) for kind in ("yes", "no"))
 # An indicator column has at most this many distinct values, a column of class codes at most 20.
 MAX_MARKS, MAX_CODES = 4, 20
+MAX_ID = 40
 BLANK = frozenset({"", "nan", "<na>", "none", "null"})
 # Minimum ratio of the best score to the second best, with and without a known name.
 CLEAR_LEAD, CLEAR_LEAD_UNNAMED = 2.0, 3.0
@@ -89,6 +90,12 @@ class ColumnProfile:
         """Whether it has numbers other than row numbers."""
         are_longer = self.characters > len(str(self.rows))
         return "number" in self.patterns and (self.distinct < self.rows or are_longer)
+
+    @property
+    def is_key(self) -> bool:
+        """Whether it has whole numbers or short codes with digits."""
+        is_code = "integer" in self.patterns or {"number", "date", "key"} & self.patterns == {"key"}
+        return is_code and self.characters <= MAX_ID
 
     @property
     def recurs(self) -> bool:
@@ -458,6 +465,18 @@ def _find_names(
 def _words_of(name: str) -> set[str]:
     spaced = re.sub(r"([a-z])([A-Z])", r"\1 \2", name).casefold()
     return set(re.findall(r"[^\W\d_]+", spaced))
+
+
+def find_ids(columns: pyarrow.Table) -> str | None:
+    """Return the column of ids: from its name, or because each row has its own, such as T-0815."""
+    names: list[str] = columns.column_names
+    if known := [name for name in names if plain_name(name) in ID_NAMES]:
+        return known[0]
+    profiles = [ColumnProfile.of(columns[name], name) for name in names]
+    own = [column for column in profiles if column.distinct == column.rows and column.is_key]
+    named = [column for column in own if plain_name(column.name).endswith(NAMES["id_end"])]
+    others = [column for column in own if "number" not in column.patterns]
+    return next((column.name for column in [*named, *others]), None)
 
 
 def plain_name(name: str) -> str:

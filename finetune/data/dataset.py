@@ -46,11 +46,11 @@ class DataSource:
 class LoadedData:
     """Splits, including ``train``; for a table also its columns, chosen and all.
 
-    ``row_numbers`` has the number of each row of a split in its table, which may contain more rows.
-    ``places`` describes such a row: ``line 7 of reviews.csv (id 5)``. ``unlabeled`` has texts
-    without a label, in the same columns as a split. ``names`` has a row for each class, with its
-    name or description as the text. ``drawn`` has the numbers of the rows that ``finetune label``
-    drew at random, or None for other tables. Its other rows were chosen because they are hard.
+    ``places`` describes a row by its number: ``line 7 of reviews.csv (id 5)``. ``unlabeled`` has
+    texts without a label, in the same columns as a split. ``names`` has a row for each class, with
+    its name or description as the text. ``drawn`` has the numbers of the rows that ``finetune
+    label`` drew at random, or None for other tables. Its other rows were chosen because they are
+    hard.
     """
 
     splits: DatasetDict
@@ -58,15 +58,10 @@ class LoadedData:
     sources: Sequence[DataSource] = ()
     chosen: Columns = field(default_factory=dict)
     column_names: Sequence[str] = ()
-    row_numbers: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     places: Mapping[str, Callable[[int], str]] = field(default_factory=dict)
     unlabeled: pyarrow.Table | None = None
     names: Dataset | None = None
     drawn: NDArray[np.int64] | None = None
-
-    def numbers_of(self, split: str) -> NDArray[np.int64]:
-        """Return the number of each row of a split in its table, from 0: [rows]."""
-        return self.row_numbers.get(split, np.arange(len(self.splits[split])))
 
     @property
     def columns(self) -> dict[str, str]:
@@ -93,12 +88,27 @@ class TextColumns(NamedTuple):
         return pc.binary_join_element_wise(self.texts, self.pairs, " | ")
 
 
-def make_dataset(texts: Any, labels: Any, *, task: Task, pairs: Any = None) -> Dataset:
-    """Return a data set of texts and of labels as the task parses them, in Arrow or as strings."""
-    columns = {"text": texts} if pairs is None else {"text": texts, "text_pair": pairs}
-    features = Features({**dict.fromkeys(columns, Value("string")), "label": task.feature})
-    arrays = [*map(_strings, columns.values()), task.encode(_strings(labels))]
-    rows = pyarrow.table(arrays, schema=features.arrow_schema)
+def make_dataset(
+    texts: Any, labels: Any, *, task: Task, pairs: Any = None, rows: Any = None, ids: Any = None
+) -> Dataset:
+    """Return a data set of texts and of labels as the task parses them, in Arrow or as strings.
+
+    ``rows`` are the numbers of the rows in their table, by default from 1.
+    """
+    columns = {"text": texts, "text_pair": pairs, "id": ids}
+    strings = {name: _strings(column) for name, column in columns.items() if column is not None}
+    numbers = np.arange(1, len(strings["text"]) + 1) if rows is None else rows
+    return with_labels(pyarrow.table({**strings, "row": numbers}), _strings(labels), task=task)
+
+
+def with_labels(table: Dataset | pyarrow.Table, labels: Any, *, task: Task) -> Dataset:
+    """Return the rows with other labels, as the task parses them."""
+    if isinstance(table, Dataset):
+        table = table.remove_columns("label").with_format("arrow")[:]
+    kinds = {name: Value("int64" if name == "row" else "string") for name in table.column_names}
+    features = Features({**kinds, "label": task.feature})
+    columns = [*table.columns, task.encode(labels)]
+    rows = pyarrow.table(columns, schema=features.arrow_schema)
     return _dataset_of(rows, DatasetInfo(features=features))
 
 
@@ -209,11 +219,12 @@ def split_table(table: DatasetDict, options: DataConfig, *, task: Task) -> Datas
 
 
 def pool_rows(loaded: LoadedData, *, folds: int, seed: int) -> DatasetDict:
-    """Return all rows outside the test split as ``train``, each with its number and its fold.
+    """Return all rows outside the test split as ``train``, each with its fold, from 1.
 
-    Rows are numbered from 0, folds from 1. DataError for fewer texts than folds. In a table of
-    ``finetune label``, folds have only the rows that were drawn at random, including its test
-    split. The other rows are in fold 0, so that they are always training rows.
+    ``example`` is the place of a row in the pool, ``split`` its split, if there are several.
+    DataError for fewer texts than folds. In a table of ``finetune label``, folds have only the rows
+    that were drawn at random, including its test split. The other rows are in fold 0, so that they
+    are always training rows.
     """
     table, task, drawn = loaded.splits, loaded.task, loaded.drawn
     names = [name for name in SPLITS if name in table and (name != "test" or drawn is not None)]
@@ -225,8 +236,7 @@ def pool_rows(loaded: LoadedData, *, folds: int, seed: int) -> DatasetDict:
         _strata_of(pool, task),
     )
     if drawn is not None:
-        numbers = np.concatenate([loaded.numbers_of(name) for name in names])
-        tested = np.flatnonzero(np.isin(numbers, drawn))
+        tested = np.flatnonzero(np.isin(pool["row"][:], drawn))
         drawn_rows = (
             f"the {len(tested):,} rows that were drawn at random; the others were chosen {HARD}"
         )
@@ -241,8 +251,11 @@ def pool_rows(loaded: LoadedData, *, folds: int, seed: int) -> DatasetDict:
         )
     fold = np.zeros(len(pool), np.int64)
     fold[tested] = 1 + find_folds(texts[tested], strata[tested], folds=folds, seed=seed)
-    for name, numbers in {"row": np.arange(len(pool)), "fold": fold}.items():
-        pool = pool.add_column(name, numbers)
+    columns: dict[str, Any] = {"example": np.arange(len(pool)), "fold": fold}
+    if len(names) > 1:
+        columns["split"] = np.repeat(names, [len(table[name]) for name in names])
+    for name, values in columns.items():
+        pool = pool.add_column(name, values)
     return DatasetDict(train=pool)
 
 

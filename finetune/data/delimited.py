@@ -12,7 +12,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
+from numpy.typing import NDArray
 from pyarrow import csv as arrow_csv
 
 from finetune.config.schema import DataConfig
@@ -112,14 +114,23 @@ class Delimited:
             remedy = "write a header row, such as text,label, and rows"
             raise DataUnreadableError(f"{self.text.path} is empty", remedy=remedy)
 
-    def place(self, row: int) -> str:
-        """Return the line of a row; rows are counted from 0, without the header."""
-        number, _ = next(islice(self.values(), row + self.format.has_header, None))
-        return f"line {number} of {self.text.path}"
+    def find_lines(self, rows: int) -> NDArray[np.int64]:
+        """Return the line of each row below the header, of which there are ``rows``: [rows]."""
+        below = islice(self.values(), self.format.has_header, None)
+        first, ends, last = next(below, (0, []))[0], 0, b""
+        for last in self.text.chunks():
+            ends += last.count(b"\n")
+        # Unless lines are blank or end within quotes, there are as many lines as rows.
+        if ends + (not last.endswith(b"\n")) == first - 1 + rows:
+            return np.arange(first, first + rows)
+        return np.array([first, *(number for number, _ in below)][:rows], np.int64)
 
 
-def read_table(text: TextFile, options: DataConfig) -> tuple[pyarrow.Table, Delimited]:
-    """Read the columns; whether the first row is a header is guessed unless it is set."""
+Read = tuple[pyarrow.Table, NDArray[np.int64], Delimited]
+
+
+def read_table(text: TextFile, options: DataConfig) -> Read:
+    """Read the columns and the line of each row; a header is guessed unless it is set."""
     file = _find_dialect(text, options)
     # Spark and MySQL write \\" for a quote; in many files with tabs, quotes are part of the texts.
     others = {f"\\{file.format.quote} is read as a quote": replace(file, escapes_quotes=True)}
@@ -131,26 +142,28 @@ def read_table(text: TextFile, options: DataConfig) -> tuple[pyarrow.Table, Deli
     except DataUnreadableError:
         for message, other in others.items():
             with suppress(DataUnreadableError):
-                table, dialect = _read_table(other, options)
+                read = _read_table(other, options)
                 emit(Info(f"{text.path}: {message}"))
-                return table, dialect
+                return read
         raise
 
 
-def _read_table(file: Delimited, options: DataConfig) -> tuple[pyarrow.Table, Delimited]:
+def _read_table(file: Delimited, options: DataConfig) -> Read:
     numbered = list(islice(file.values(), HEADER_ROWS))
     names, has_header = find_names([row for _, row in numbered], options, path=file.text.path)
     file = replace(file, format=replace(file.format, has_header=has_header))
     if len(numbered) > has_header and not (file.skips_spaces or file.escapes_quotes):
         with suppress(csv.Error, pyarrow.ArrowInvalid):
-            return _read_by_arrow(file, names, first=numbered[has_header][0]), file
+            table = _read_by_arrow(file, names, first=numbered[has_header][0])
+            return table, file.find_lines(len(table)), file
     # Needed to report a wrong row, and for files that Arrow rejects, such as with lines of spaces.
-    rows = (row for _, row in islice(file.values(), has_header, None))
-    pieces = []
+    rows = islice(file.values(), has_header, None)
+    pieces, lines = [], []
     while piece := list(islice(rows, HEADER_ROWS)):
-        columns = [pyarrow.array(column, "string") for column in zip(*piece, strict=True)]
-        pieces.append(pyarrow.table(columns, names))
-    return pyarrow.concat_tables(pieces), file
+        lines += [number for number, _ in piece]
+        values = zip(*(row for _, row in piece), strict=True)
+        pieces.append(pyarrow.table([pyarrow.array(column, "string") for column in values], names))
+    return pyarrow.concat_tables(pieces), np.array(lines, np.int64), file
 
 
 def _read_by_arrow(file: Delimited, names: Sequence[str], *, first: int) -> pyarrow.Table:

@@ -67,11 +67,6 @@ class TextFile:
             stripped = enumerate(map(str.strip, lines), start=1)
             yield from (numbered for numbered in stripped if numbered[1])
 
-    def place(self, row: int) -> str:
-        """Return the place of a line, counted from 0, without blank ones."""
-        number, _ = next(islice(self.lines(), row, None))
-        return f"line {number} of {self.path}"
-
     def chunks(self) -> Iterator[bytes]:
         """Yield its bytes."""
         with self.content.open() as file:

@@ -135,4 +135,5 @@ def _read_texts(path: Path, classes: Mapping[str, str], options: DataConfig) -> 
     emit(Info(f"reading {path}: {len(texts):,} texts in {count} folders, encoding {encoding}"))
     decoded = [text.decode(encoding).removeprefix("\ufeff") for text in texts]
     columns = pyarrow.table({"text": decoded, "label": [*classes.values()]})
-    return RawTable(path, columns, lambda row: str(path / names[row]), np.arange(len(columns)))
+    numbers = 1 + np.arange(len(columns))
+    return RawTable(path, columns, lambda number: str(path / names[number - 1]), numbers)

@@ -199,7 +199,7 @@ def read_texts(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Texts:
     table = as_arrow(texts)
     if not table.num_rows:
         return Texts([], [] if reads_pairs else None)
-    source = SourceTable(Path("the table"), frame_of(table), FileFormat("parquet"), str)
+    source = SourceTable(Path("the table"), frame_of(table), FileFormat("parquet"), "row")
     return texts_of(source, options, reads_pairs=reads_pairs)
 
 

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 
 from finetune import hub
 from finetune.config.schema import HUB_PREFIX, OPTIONS, DataConfig
 from finetune.data.columns import LABEL_NAMES, NO_COLUMN, OtherData, plain_name
+from finetune.data.corrections import correct_labels, read_class_columns
 from finetune.data.dataset import (
     HARD,
     DataSource,
@@ -30,19 +31,20 @@ from finetune.data.dataset import (
     rows_where,
     split_table,
     texts_of,
+    with_labels,
 )
 from finetune.data.folders import digest_folder
 from finetune.data.packed import SPLIT_BY_WORD
-from finetune.data.read import SUFFIXES, TABLE_SUFFIXES, read_file
+from finetune.data.read import SUFFIXES, TABLE_SUFFIXES
 from finetune.data.stream import read_texts
 from finetune.data.tables import read_tables
 from finetune.data.trec import load_questions, load_trec
 from finetune.errors import DataError, DataNotFoundError, HubNotReachableError, UsageError
-from finetune.events import Info, emit, muted
+from finetune.events import Info, WarningMessage, emit
 from finetune.files import file_sha256, is_there
 from finetune.tasks.base import Task
 from finetune.tasks.choose import AUTO
-from finetune.tasks.labels import MAX_LISTED, flat_values, map_values, name_as_text, name_classes
+from finetune.tasks.labels import listed, name_as_text
 from finetune.tasks.single import Single
 
 KNOWN_BY_NAME = ("trec", "questions")
@@ -50,8 +52,6 @@ KNOWN_BY_NAME = ("trec", "questions")
 CONVERTED_BRANCH = "refs/convert/parquet"
 # If several folders have the same splits, one of these names contains the whole dataset.
 MAIN_FOLDERS = ("", "data", "default")
-# Decisions that are not a class.
-KEEP, DROP = "keep", "drop"
 
 
 def load_files(options: DataConfig) -> LoadedData:
@@ -171,9 +171,11 @@ def load_data(options: DataConfig) -> LoadedData:
     source = options.data if options.data in KNOWN_BY_NAME else source
     _check_options(options, source)
     loaded = LOADERS[source](options)
-    if options.corrections is None and options.label_map is None:
+    paths = [Path(name).expanduser() for name in (options.corrections, options.label_map) if name]
+    if not paths:
         return loaded
-    return correct_labels(loaded, options)
+    sources = [*loaded.sources, *map(_source_of, paths)]
+    return replace(correct_labels(loaded, options), sources=sources)
 
 
 def load_splits(options: DataConfig, *, folds: int | None = None) -> LoadedData:
@@ -218,7 +220,7 @@ def _describe_classes(classes: Sequence[str], options: DataConfig) -> list[str]:
     described: dict[str, str] = {}
     if options.class_descriptions is not None:
         path = Path(options.class_descriptions).expanduser()
-        columns = _read_class_columns(path)
+        columns = read_class_columns(path)
         columns.sort(key=lambda column: sum(map(len, column)))
         columns.sort(key=lambda column: sum(cell in classes for cell in column))
         rows = [row for row in zip(*columns[-2:], strict=True) if all(row)]  # the class is last
@@ -230,19 +232,12 @@ def _describe_classes(classes: Sequence[str], options: DataConfig) -> list[str]:
         if len(columns) < 2 or wrong or not described or len(described) < len({*rows}):
             raise DataError(
                 f"{path} should have one row per class, with the class and its description; these"
-                f" are not classes of the data: {_listed(wrong) or 'none'}",
-                remedy=f"correct these rows; the classes are {_listed(classes)}",
+                f" are not classes of the data: {listed(wrong) or 'none'}",
+                remedy=f"correct these rows; the classes are {listed(classes)}",
             )
         if others := [name for name in classes if name not in described]:
-            emit(Info(f"classes without a description, which keep their name: {_listed(others)}"))
+            emit(Info(f"classes without a description, which keep their name: {listed(others)}"))
     return [described.get(name) or name_as_text(name) for name in classes]
-
-
-def _read_class_columns(path: Path) -> list[list[str]]:
-    """Return the columns of a table without a header, whose cells may be classes."""
-    with muted():
-        table = read_file(path, DataConfig(header=False)).columns.to_pydict()
-    return [[*map(name_classes(cells).__getitem__, cells)] for cells in table.values()]
 
 
 def _find_unlabeled(loaded: LoadedData, options: DataConfig) -> pyarrow.Table | None:
@@ -277,29 +272,29 @@ def _find_unlabeled(loaded: LoadedData, options: DataConfig) -> pyarrow.Table | 
 
 def load_rows(options: OtherData, *, task: Task) -> Dataset:
     """Load all rows of other data, with the labels of the task of a run."""
-    no_files: dict[str, Any] = dict.fromkeys(
-        ("validation_file", "test_file", "data_dir", "corrections")
-    )
+    no_files: dict[str, Any] = dict.fromkeys(("validation_file", "test_file", "data_dir"))
     no_files |= {"split_column": NO_COLUMN, "task": task.name}
+    if options.corrections and not is_there(Path(options.corrections)):
+        message = f"{options.corrections} is missing, so its decisions are not applied"
+        emit(WarningMessage(message, remedy="restore it, if it has decisions on these rows"))
+        no_files["corrections"] = None
     wanted = replace(options, **no_files)
     loaded = load_data(wanted)
     rows, names = loaded.splits["train"], task.class_names
     if unknown := [name for name in loaded.task.class_names if name not in names]:
         raise DataError(
-            f"{options.data} has labels that the model does not know: {_listed(unknown)}",
+            f"{options.data} has labels that the model does not know: {listed(unknown)}",
             remedy="rename them to classes of the model, or remove these rows; the classes are"
-            f" {_listed(names)}",
+            f" {listed(names)}",
         )
     if loaded.drawn is not None:
-        rows = rows_where(rows, np.isin(loaded.numbers_of("train"), loaded.drawn))
+        rows = rows_where(rows, np.isin(rows["row"][:], loaded.drawn))
         counts = f"{len(rows):,} rows of {options.data} were drawn at random"
         emit(Info(f"{counts}, and only these are scored; the others were chosen {HARD}"))
         if not len(rows):
             remedy = "label more texts: finetune label draws a quarter of them at random"
             raise DataError(f"{counts}, and only these can be scored", remedy=remedy)
-    labels = loaded.task.decode(column_of(rows, "label"))
-    texts = texts_of(rows)
-    return make_dataset(texts.texts, labels, task=task, pairs=texts.pairs)
+    return with_labels(rows, loaded.task.decode(column_of(rows, "label")), task=task)
 
 
 def _check_options(options: DataConfig, source: str) -> None:
@@ -329,90 +324,3 @@ def source_name(source: str) -> str:
     if source.startswith(HUB_PREFIX):
         return Path(source.removeprefix(HUB_PREFIX).partition("@")[0]).name.replace(":", "-")
     return Path(source).stem
-
-
-def _listed(names: Sequence[str]) -> str:
-    others = f" and {len(names) - MAX_LISTED:,} others" if len(names) > MAX_LISTED else ""
-    return ", ".join(names[:MAX_LISTED]) + others
-
-
-def correct_labels(loaded: LoadedData, options: DataConfig) -> LoadedData:
-    """Return the data with the decisions of ``corrections``, then the names of ``label_map``."""
-    task, splits = loaded.task, DatasetDict()
-    columns = {
-        split: task.decode(column_of(rows, "label")) for split, rows in loaded.splits.items()
-    }
-    names = {name: name for name in task.class_names}
-    paths = [Path(name).expanduser() for name in (options.corrections, options.label_map) if name]
-    if options.corrections is not None:
-        columns = _decide(loaded, paths[0], columns)
-    if options.label_map is not None:
-        cells = _read_class_columns(paths[-1])
-        if len(cells) < 2:
-            raise DataError(
-                f"{paths[-1]} has one column", remedy="write label,new name in each row"
-            )
-        new = {old: name for old, name in zip(*cells[:2], strict=True) if name}
-        unknown = {*new} - {*names, "label"}
-        missing = f"; no row has {_listed(sorted(unknown))}" if unknown else ""
-        emit(Info(f"{paths[-1]}: {len(new.keys() & names):,} classes renamed{missing}"))
-        names = {name: new.get(name, name) for name in names}
-    sources = [*loaded.sources, *map(_source_of, paths)]
-    kept = {split: column.is_valid().to_numpy() for split, column in columns.items()}
-    columns = {split: column.drop_null() for split, column in columns.items()}
-    if names:
-        columns = {split: map_values(column, names.get) for split, column in columns.items()}
-    task = type(task).of_labels(columns["train"], names=[*dict.fromkeys(names.values())])
-    for split, rows in loaded.splits.items():
-        texts = texts_of(rows_where(rows, kept[split]))
-        splits[split] = make_dataset(texts.texts, columns[split], task=task, pairs=texts.pairs)
-    row_numbers = {split: loaded.numbers_of(split)[mask] for split, mask in kept.items()}
-    return replace(loaded, splits=splits, task=task, sources=sources, row_numbers=row_numbers)
-
-
-def _decide(
-    loaded: LoadedData, path: Path, columns: dict[str, pyarrow.ChunkedArray]
-) -> dict[str, pyarrow.ChunkedArray]:
-    """Return the labels with the decisions of a file; the label of a dropped row is null."""
-    with muted():
-        table = read_file(path, DataConfig()).columns
-    if missing := [name for name in ("decision", "row", "text") if name not in table.column_names]:
-        raise DataError(
-            f"{path} has no column {missing[0]!r}",
-            remedy="use suspects.csv of finetune data audit, and fill in its column decision",
-        )
-    rows = [row for row in table.to_pylist() if row["decision"].strip() not in ("", KEEP)]
-    decisions = [row["decision"].strip() for row in rows]
-    new_classes = pyarrow.chunked_array([[name for name in decisions if name != DROP]], "string")
-    [parsed] = loaded.task.parse([new_classes])
-    known = loaded.task.class_names
-    if unknown := known and {*flat_values(parsed).to_pylist()} - {*known}:
-        raise DataError(
-            f"{path}: the decision {min(unknown)!r} is not a class of the data",
-            remedy=f"write {KEEP}, {DROP} or a class: {_listed(known)}",
-        )
-    new_labels = iter(parsed.to_pylist())
-    texts = {split: texts_of(rows).joined for split, rows in loaded.splits.items()}
-    labels = {split: column.to_pylist() for split, column in columns.items()}
-    places = {
-        split: {str(number + 1): place for place, number in enumerate(loaded.numbers_of(split))}
-        for split in labels
-    }
-    for row, decision in zip(rows, decisions, strict=True):
-        split = row.get("split", "train")
-        place = places.get(split, {}).get(row["row"])
-        text = None if place is None else texts[split][place].as_py()
-        if text is None or text.split() != row["text"].split():
-            now = "is not in the data" if text is None else f"now has the text {text[:60]!r}"
-            decided = f"row {row['row']} of {split} ({row['text'][:60]!r})"
-            raise DataError(
-                f"{path} decides on {decided}, which {now}",
-                remedy="run finetune data audit again, and fill in the new suspects.csv",
-            )
-        labels[split][place] = None if decision == DROP else next(new_labels)
-    dropped = len(rows) - len(new_classes)
-    emit(Info(f"{path}: the labels of {len(new_classes):,} rows changed, {dropped:,} rows dropped"))
-    return {
-        split: pyarrow.chunked_array([labels[split]], column.type)
-        for split, column in columns.items()
-    }

@@ -63,7 +63,8 @@ class SourceTable:
 
     Args:
         frame: Columns have Arrow types, or Python objects if they come from Excel or mixed JSON.
-        place: Returns the place of a row, counted from 0: ``line 7 of reviews.csv``.
+            The index has the number of each row.
+        unit: What the numbers count: ``line``, or ``row`` of a sheet or of other data, from 1.
         class_names: The class names per column, if the file has them.
         left_out: The content of columns that have neither text nor numbers, and maybe a remedy.
         layout: Where the rows are in the file, to add columns to a copy of it.
@@ -72,7 +73,7 @@ class SourceTable:
     path: Path
     frame: pandas.DataFrame
     format: FileFormat
-    place: Callable[[int], str]
+    unit: str
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     layout: Delimited | Sheet | None = None
@@ -102,7 +103,8 @@ class SourceTable:
 class RawTable:
     """The columns of a file, every value as text, which is empty for missing ones; lists are JSON.
 
-    ``numbers`` are the row numbers in the file, from 0: [rows].
+    ``numbers`` are the lines, or the rows of a sheet, from 1: [rows]. ``place`` describes one:
+    ``line 7 of reviews.csv``.
     """
 
     path: Path
@@ -127,14 +129,14 @@ def join_tables(tables: Sequence[RawTable]) -> RawTable:
     shared = [
         name for name in tables[0].columns.column_names if all(name in columns for columns in names)
     ]
-    starts = np.cumsum([0, *(len(table.columns) for table in tables)])
+    starts = np.cumsum([1, *(len(table.columns) for table in tables)])
 
     def place(row: int) -> str:
         number = int(np.searchsorted(starts, row, side="right")) - 1
         return tables[number].place(int(tables[number].numbers[row - starts[number]]))
 
     columns = pyarrow.concat_tables(table.columns.select(shared) for table in tables)
-    return replace(tables[0], columns=columns, place=place, numbers=np.arange(len(columns)))
+    return replace(tables[0], columns=columns, place=place, numbers=1 + np.arange(len(columns)))
 
 
 def read_file(path: Path, options: DataConfig) -> RawTable:
@@ -158,7 +160,14 @@ def read_file(path: Path, options: DataConfig) -> RawTable:
     if source.format.kind in ("csv", "excel") and delimited.ends_with_total(table):
         emit(Info(f"the last row of {path} is a total and is left out"))
         table, numbers = table.slice(0, len(table) - 1), numbers[:-1]
-    return RawTable(path, table, source.place, numbers, source.class_names, left_out)
+    return RawTable(
+        path,
+        table,
+        lambda number: f"{source.unit} {number} of {path}",
+        numbers,
+        source.class_names,
+        left_out,
+    )
 
 
 def read_source(path: Path, options: DataConfig, *, readable_only: bool = False) -> SourceTable:
@@ -179,18 +188,21 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
         return _read_workbook(content, options)
     text = find_text(content, encoding=options.encoding)
     if kind == "csv":
-        table, dialect = delimited.read_table(text, options)
-        return SourceTable(path, frame_of(table), dialect.format, dialect.place, layout=dialect)
+        table, numbers, dialect = delimited.read_table(text, options)
+        frame = frame_of(table).set_index(numbers)
+        return SourceTable(path, frame, dialect.format, "line", layout=dialect)
     emit(Info(f"reading {path}: encoding {text.encoding}"))
+    lines = [number for number, _ in text.lines()] if kind != "json" else []
     if kind == "fasttext":
         frame = _read_fasttext(text)
-    elif kind == "jsonl" and (table := _read_by_arrow(text)) is not None:
+    elif kind == "jsonl" and (table := _read_by_arrow(text, rows=len(lines))) is not None:
         frame = frame_of(table)
     else:
         frame = _read_json(text, options, is_lines=kind == "jsonl")
-    place = text.place if kind != "json" else lambda row: f"row {row + 1} of {path}"
     written = FileFormat(kind, encoding=text.encoding, line_end=text.line_end())
-    return SourceTable(path, frame, written, place)
+    if len(lines) != len(frame):  # an object may take several lines
+        return SourceTable(path, _numbered(frame), written, "row")
+    return SourceTable(path, frame.set_index(np.array(lines, np.int64)), written, "line")
 
 
 def _find_kind(content: packed.Content) -> str:
@@ -233,9 +245,15 @@ def arrow_of(values: pandas.Series) -> Any:
 # Lines of JSON.
 
 
-def _read_by_arrow(text: TextFile, schema: pyarrow.Schema | None = None) -> pyarrow.Table | None:
+def _numbered(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Return a frame whose rows are counted from 1."""
+    return frame.set_index(pandas.RangeIndex(1, len(frame) + 1))
+
+
+def _read_by_arrow(
+    text: TextFile, schema: pyarrow.Schema | None = None, *, rows: int
+) -> pyarrow.Table | None:
     """Return the columns as Arrow reads them, or ``None`` if it can't read them exactly."""
-    rows = sum(1 for _ in text.lines())
     try:
         table = arrow_json.read_json(
             text.open_for_arrow(),
@@ -246,7 +264,8 @@ def _read_by_arrow(text: TextFile, schema: pyarrow.Schema | None = None) -> pyar
         return None
     times = [column.name for column in table.schema if types.is_timestamp(column.type)]
     if times and not schema:  # texts that look like a time
-        return _read_by_arrow(text, pyarrow.schema([(name, "string") for name in times]))
+        schema = pyarrow.schema([(name, "string") for name in times])
+        return _read_by_arrow(text, schema, rows=rows)
     is_exact = (
         len(table) == rows  # no line has several objects
         and not any(re.search("struct|timestamp", str(column.type)) for column in table.schema)
@@ -394,9 +413,9 @@ def _read_parquet(content: packed.Content, *, readable_only: bool) -> SourceTabl
     columns = dict(zip(names, map(_stored, table.columns), strict=True))
     return SourceTable(
         path,
-        frame_of(pyarrow.table(columns)),
+        _numbered(frame_of(pyarrow.table(columns))),
         FileFormat("parquet", metadata=schema.metadata),
-        lambda row: f"row {row + 1} of {path}",
+        "row",
         class_names=_class_names(schema.metadata or {}),
         left_out={name: _content_of(first[name][0].as_py()) for name in large},
     )
@@ -445,9 +464,9 @@ def _read_workbook(content: packed.Content, options: DataConfig) -> SourceTable:
     sheet = Sheet(content, sheet_name, [*map(int, table.index[start:] + 1)], has_header)
     return SourceTable(
         path,
-        pandas.DataFrame(columns, dtype=object),
+        pandas.DataFrame(columns, body.index + 1, dtype=object),
         FileFormat("excel", has_header=has_header),
-        lambda row: f"row {sheet.rows[row + has_header]} of {path}",
+        "row",
         left_out=dict.fromkeys(unsaved, UNSAVED),
         layout=sheet,
     )

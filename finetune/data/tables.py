@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from finetune.config.schema import HUB_PREFIX, DataConfig
 from finetune.data.columns import (
-    ID_NAMES,
     LABEL,
     NAMES,
     NO,
@@ -31,12 +30,13 @@ from finetune.data.columns import (
     Columns,
     OtherData,
     choose_columns,
+    find_ids,
     plain_name,
     read_labels,
     read_texts,
     say_no,
 )
-from finetune.data.dataset import LoadedData, make_dataset, return_freed_memory
+from finetune.data.dataset import LoadedData, return_freed_memory, with_labels
 from finetune.data.encoding import find_text
 from finetune.data.folders import read_splits
 from finetune.data.labeling_tools import How
@@ -101,27 +101,26 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
     tables = _divide_by_column(tables, options)
     columns = _choose_columns(tables["train"], options)
     tables = _with_labels(tables, columns, are_published=are_published)
-    task, rows, unlabeled = _read_rows(tables, columns, options)
+    used = [name for column in columns.values() for name in column.names]
+    ids = find_ids(tables["train"].columns.drop_columns(used))
+    task, rows, unlabeled = _read_rows(tables, columns, options, ids=ids)
     for finding, remedy in find_odd_names(task.class_names):
         emit(WarningMessage(finding, remedy=remedy))
     _report_texts(rows["train"]["text"], path=tables["train"].path)
-    splits, row_numbers = DatasetDict(), {}
+    splits = DatasetDict()
     for split, known in rows.items():
         if split != "train":
             known = _known_rows(split, tables[split], rows, task, options)
         if not len(known):
             emit(WarningMessage(f"the {split} split is left out: no row is left", remedy=HELD_OUT))
             continue
-        pairs = known["text_pair"] if PAIR in columns else None
-        splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
-        row_numbers[split] = known["row"].to_numpy()
+        splits[split] = with_labels(known.drop_columns("label"), known["label"], task=task)
     return LoadedData(
         splits,
         task,
         chosen=columns,
         column_names=names,
-        row_numbers=row_numbers,
-        places={split: partial(place_of, _only_ids(tables[split])) for split in splits},
+        places={split: partial(place_of, _only(tables[split], ids)) for split in splits},
         unlabeled=unlabeled,
         drawn=drawn,
     )
@@ -136,16 +135,18 @@ def _find_drawn(table: RawTable) -> NDArray[np.int64] | None:
     return table.numbers[pc.equal(how, "random")] if is_labeled else None
 
 
-def _only_ids(table: RawTable) -> RawTable:
+def _only(table: RawTable, name: str | None) -> RawTable:
     """Return a table without texts, which may be large, to find the places of rows."""
-    ids = [name for name in table.columns.column_names if plain_name(name) in ID_NAMES]
-    return replace(table, columns=table.columns.select(ids[:1]))
+    names = [name] if name in table.columns.column_names else []
+    return replace(table, columns=table.columns.select(names))
 
 
-def place_of(table: RawTable, row: int) -> str:
-    """Describe the place of a row in a file, counted from 0, with its id."""
-    ids = _only_ids(table).columns.slice(int(np.searchsorted(table.numbers, row)), 1).to_pydict()
-    return table.place(row) + "".join(f" ({name} {value})" for name, [value] in ids.items())
+def place_of(table: RawTable, number: int) -> str:
+    """Describe the place of a row in its file, with its id."""
+    place, name = table.place(number), find_ids(table.columns)
+    if name is None:
+        return place
+    return f"{place} ({name} {table.columns[name][int(np.searchsorted(table.numbers, number))]})"
 
 
 def _choose_columns(train: RawTable, options: DataConfig) -> Columns:
@@ -164,7 +165,7 @@ def _choose_columns(train: RawTable, options: DataConfig) -> Columns:
 
 
 def _read_rows(
-    tables: Mapping[str, RawTable], columns: Columns, options: DataConfig
+    tables: Mapping[str, RawTable], columns: Columns, options: DataConfig, *, ids: str | None
 ) -> tuple[Task, dict[str, pyarrow.Table], pyarrow.Table]:
     """Return the task, the rows of each split with texts and a label, and unlabeled texts."""
     train, label = tables["train"], columns[LABEL].names
@@ -190,7 +191,7 @@ def _read_rows(
         has_missing = has_lists or (len(label) > 1 and say_no(train.columns, label))
         labels = _read_empty(labels, options, has_missing=has_missing, path=train.path)
     read = {
-        split: _labelled_rows(table, columns, column)
+        split: _labelled_rows(table, columns, column, ids=ids)
         for (split, table), column in zip(tables.items(), kind.parse(labels), strict=True)
     }
     rows = {split: labeled for split, (labeled, _) in read.items()}
@@ -287,8 +288,9 @@ def _join_long_format(
     emit(Info(f"{finding}, whose labels are joined"))
     for split, table in rows.items():
         groups = _with_flat_labels(table).group_by(keys, use_threads=False)
-        grouped = groups.aggregate([("label", "distinct"), ("row", "min")])
-        joined[split] = grouped.rename_columns([*keys, "label", "row"])
+        others = [name for name in ("row", "id") if name in table.column_names]
+        grouped = groups.aggregate([("label", "distinct"), *((name, "first") for name in others)])
+        joined[split] = grouped.rename_columns([*keys, "label", *others])
     return joined
 
 
@@ -457,11 +459,11 @@ def _name_labels(
 
 
 def _labelled_rows(
-    table: RawTable, columns: Columns, labels: pyarrow.ChunkedArray
+    table: RawTable, columns: Columns, labels: pyarrow.ChunkedArray, *, ids: str | None
 ) -> tuple[pyarrow.Table, pyarrow.Table]:
     """Return the rows that have their texts and a label, and the texts that have no label.
 
-    The column ``row`` has the number of each row in the file.
+    The column ``row`` has the number of each row in the file, ``id`` its value in a column of ids.
     """
     chosen = [columns[option] for option in (TEXT, PAIR) if option in columns]
     texts = [read_texts(table.columns, column.names) for column in chosen]
@@ -470,6 +472,9 @@ def _labelled_rows(
     is_kept = pc.and_(is_labeled, has_texts)
     text_table = pyarrow.table(dict(zip(("text", "text_pair"), texts, strict=False)))
     rows = text_table.append_column("label", labels).append_column("row", [table.numbers])
+    if ids is not None:
+        known = ids in table.columns.column_names
+        rows = rows.append_column("id", table.columns[ids] if known else [[""] * len(rows)])
     rows = rows.filter(is_kept)
     if not len(rows):
         names = " and in ".join(repr(column.name) for column in chosen)

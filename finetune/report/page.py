@@ -32,6 +32,7 @@ from finetune.tasks.scores import MetricValue
 from finetune.tasks.tables import (
     MAX_MISTAKES,
     Table,
+    format_cell,
     format_interval,
     format_number,
     format_value,
@@ -304,9 +305,10 @@ def audit_files(audit: "Audit", *, batch: int) -> Mapping[str, str]:
         curve_title=CURVE,
     )
     files = {"audit.html": page}
-    if audit.suspects:
-        rows = (["", *map(cell_of, record.values())] for record in audit.suspects)
-        files[SUSPECTS] = _to_csv(["decision", *audit.suspects[0]], rows)
+    if records := [*audit.suspects, *audit.decided]:
+        names = [*dict.fromkeys(["decision", *records[0]])]
+        rows = ([format_cell(record.get(name, "")) for name in names] for record in records)
+        files[SUSPECTS] = _to_csv(names, rows)
     if audit.to_label:
         texts = ((place // batch + 1, text, "") for place, text in enumerate(audit.to_label))
         files[TO_LABEL] = _to_csv(("batch", "text", "label"), texts)
@@ -319,19 +321,12 @@ def _to_csv(titles: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
     return text.getvalue()
 
 
-def cell_of(value: Any) -> str:
-    """Return a value of a record as a page and a terminal show it; row numbers unchanged."""
-    if isinstance(value, list | tuple):
-        return "|".join(map(str, value))
-    return format_number(value) if isinstance(value, float) else str(value)
-
-
 def summarize_audit(audit: "Audit") -> Table:
     """Return a table with one line per finding."""
     rows = []
     for what, records, mark in (
         ("near duplicates", audit.near_duplicates, ODD),
-        ("leaks between splits", audit.leaks, BAD),
+        *[("leaks between splits", audit.leaks, BAD)] * (len(audit.splits) > 1),
     ):
         count = sum(bool(record.get("labels")) for record in records)
         note = f"{count:,} with contradictory labels" if count else ""
@@ -377,7 +372,7 @@ def tabulate_audit(audit: "Audit") -> list[Table]:
             # The text follows the number of its row.
             columns = sorted(rows[0], key=lambda name: {"row": 0, "text": 1}.get(name, 2))
             shown = rows[:MAX_AUDIT_ROWS]
-            cells = [[shorten_text(cell_of(row[name])) for name in columns] for row in shown]
+            cells = [[shorten_text(format_cell(row[name])) for name in columns] for row in shown]
             note = (
                 f"The first {MAX_AUDIT_ROWS} of {len(rows):,}."
                 if len(rows) > MAX_AUDIT_ROWS

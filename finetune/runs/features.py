@@ -93,7 +93,7 @@ def stored_features(
         if inputs.pool:
             pool = compute("train", inputs.pool)
             features = {
-                name: pool.select(column_of(rows, "row").to_numpy())
+                name: pool.select(column_of(rows, "example").to_numpy())
                 for name, rows in inputs.data.splits.items()
             }
         others = inputs.examples.items()

@@ -103,7 +103,7 @@ def prepare_variant(
         return inputs
     data, pool = inputs.data, inputs.examples["train"]
     splits = split_fold(data.splits["train"], fold, config.data, task=data.task)
-    rows = {name: column_of(split, "row").to_numpy() for name, split in splits.items()}
+    rows = {name: column_of(split, "example").to_numpy() for name, split in splits.items()}
     examples = {**inputs.examples, **{name: pool.select(rows[name]) for name in rows}}
     return replace(inputs, data=replace(data, splits=splits), examples=examples, pool=pool)
 

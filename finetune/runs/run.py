@@ -240,8 +240,8 @@ class Run:
             scores = self.inputs.task.score(self.head.cross_validated, labels)
         with stage("test"):
             test = self.trainer.predict("test")
-            test_rows = _prediction_rows(inputs, "test", test)
-            test_scores = with_intervals(task.score(*test), task, test_rows)
+        test_rows = _prediction_rows(inputs, "test", test)
+        test_scores = with_intervals(task.score(*test), task, test_rows)
         results = RunResults(
             task=task,
             facts=describe_facts(inputs, self.plan),
@@ -348,12 +348,13 @@ def _prediction_rows(
     inputs: RunInputs, split: str, predicted: Predicted
 ) -> list[dict[str, object]]:
     """Return the columns of a split with predictions and losses, one dict per text."""
-    columns = inputs.data.splits[split].remove_columns("label").with_format("arrow")[:]
+    rows = inputs.data.splits[split].with_format("arrow")[:]
+    columns = rows.select([name for name in rows.column_names if name not in ("label", "example")])
     # The predictions of a fold are later joined with the predictions of other folds.
     is_fold = inputs.pool is not None
     predictions = inputs.task.prediction_rows(*predicted, all_scores=is_fold)
-    rows = zip(columns.to_pylist(), predictions, strict=True)
-    return [{**texts, **values} for texts, values in rows]
+    both = zip(columns.to_pylist(), predictions, strict=True)
+    return [{**texts, **values} for texts, values in both]
 
 
 def describe_facts(inputs: RunInputs, plan: Plan) -> RunFacts:

@@ -331,16 +331,13 @@ def _outputs_of(task: Task, rows: Rows) -> Outputs:
     return Outputs(task.from_json([row["predicted"] for row in rows]), probabilities)
 
 
-def read_out_of_fold(path: Path) -> tuple[Task, NDArray[np.int64], Outputs]:
-    """Return the task of a finished cross-validation, the numbers of its rows, and predictions.
-
-    The rows of the table are numbered from 0, then the rows of a validation file.
-    """
+def read_out_of_fold(path: Path) -> tuple[Task, Rows, Outputs]:
+    """Return the task of a finished cross-validation, its rows, and their predictions."""
     folder = SeveralFolder(path, "folds")
     task = folder.run(folder.numbers[0]).read_task()
 
-    def parse(rows: Rows) -> tuple[Task, NDArray[np.int64], Outputs]:
-        return task, np.array([row["row"] for row in rows]), _outputs_of(task, rows)
+    def parse(rows: Rows) -> tuple[Task, Rows, Outputs]:
+        return task, rows, _outputs_of(task, rows)
 
     return folder.read(folder.predictions_file, parse)
 
@@ -349,4 +346,4 @@ def read_rows(folder: SeveralFolder, folds: Sequence[int]) -> Rows:
     """Return the predictions of all folds, in the order of the table."""
     runs = map(folder.run, folds)
     rows = [row for run in runs for row in run.read(run.predictions_file, list)]
-    return sorted(rows, key=lambda row: row["row"])
+    return sorted(rows, key=lambda row: (row.get("split", "train"), row["row"]))

@@ -6,7 +6,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -222,6 +222,12 @@ def map_lists(lists: "Column", convert: "Callable[[pyarrow.Array], pyarrow.Array
         values = convert(chunk.flatten())
         converted.append(pyarrow.ListArray.from_arrays(offsets, values, mask=chunk.is_null()))
     return pyarrow.chunked_array(converted)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first of some names: ``a, b and 3 others``."""
+    others = f" and {len(names) - MAX_LISTED:,} others" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + others
 
 
 def listed_counts(counts: Mapping[str, int]) -> str:

@@ -60,6 +60,13 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
+def format_cell(value: Any) -> str:
+    """Format a value for a cell of a table: row numbers unchanged, labels joined by ``|``."""
+    if isinstance(value, list | tuple):
+        return "|".join(map(str, value))
+    return format_number(value) if isinstance(value, float) else str(value)
+
+
 def format_rate(examples_per_second: float) -> str:
     """Return a speed with at least two digits, also if it is slow."""
     digits = 0 if examples_per_second >= 10 else 1 if examples_per_second >= 1 else 2
@@ -117,6 +124,11 @@ def text_of(row: Mapping[str, Any]) -> str:
     """Return the text, or both texts, of a row of ``predictions.jsonl``; long texts are cut."""
     texts = (row[name] for name in ("text", "text_pair") if name in row)
     return " | ".join(map(shorten_text, texts))
+
+
+def full_text(row: Mapping[str, Any]) -> str:
+    """Return the text, or both texts, of a row of ``predictions.jsonl``."""
+    return " | ".join(row[name] for name in ("text", "text_pair") if name in row)
 
 
 def shorten_text(text: str) -> str:

@@ -36,25 +36,33 @@ def test_an_audit_writes_its_files_and_corrections_come_back(
     assert len(found["suspects"]) == 9
     assert found["suspects"][0].keys() >= {"row", "label", "suggested", "loss"}
     places = {one["row"]: one["place"] for one in found["suspects"]}
-    assert {11, 81} & {*places}
-    assert all(place == f"line {row + 1} of {table}" for row, place in places.items())
+    assert {12, 82} & {*places}
+    assert all(place == f"line {row} of {table}" for row, place in places.items())
     [double] = [one for one in found["near_duplicates"] if one["labels"]]
-    assert (double["row"], double["of_row"]) == (81, 4)
+    assert (double["row"], double["of_row"]) == (82, 5)
     folder = Path(found["folder"])
     assert "<script" in (folder / "audit.html").read_text()
     suspects = folder / "suspects.csv"
     with suspects.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    rows[0]["decision"] = "drop"
+    decisions = {row["row"]: "Keep" for row in rows[1:4]} | {rows[0]["row"]: "drop"}
     with suspects.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0].keys())
         writer.writeheader()
-        writer.writerows(rows)
-    checked = command("data", "check", "--data", str(table), *model, "--corrections", str(suspects))
-    assert "1 rows dropped" in checked.errors
-    again = command("data", "audit", str(table), *model)
-    assert again.code != 0
-    assert "has decisions" in again.errors
+        writer.writerows(row | {"decision": decisions.get(row["row"], "")} for row in rows)
+    corrected = [str(table), *model, "--corrections", str(suspects)]
+    assert "1 rows dropped" in command("data", "check", *corrected).errors
+
+    # The next audit lists other rows, and its file has the decisions too.
+    again = json.loads(command("data", "audit", *corrected, "--json").output)
+    assert again["folder"] == f"{found['folder']}-2"
+    assert not {str(row["row"]) for row in again["suspects"]} & decisions.keys()
+    with (Path(again["folder"]) / "suspects.csv").open(newline="") as file:
+        decided = {row["row"]: row["decision"] for row in csv.DictReader(file) if row["decision"]}
+    assert {row: decision.lower() for row, decision in decisions.items()} == decided
+    refused = command("data", "audit", *corrected, "--output-dir", found["folder"])
+    assert refused.code == 2
+    assert "has decisions" in refused.errors
 
 
 def test_a_table_without_labels_is_audited_without_them(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from finetune.config.schema import DataConfig
 from finetune.data.encoding import TextFile, find_text
 from finetune.data.packed import Content
-from finetune.data.read import RawTable, read_file, read_source
+from finetune.data.read import RawTable, read_file
 from finetune.errors import DataUnreadableError, UsageError
 
 MARKS = "ab\",'\n\t ;|é😀"
@@ -87,8 +87,10 @@ def test_reading_gives_what_was_written(
         writer.writerows([("text", "label"), *rows])
     table = read_file(path, DataConfig("", header=True))
     assert rows_of(table.columns.columns) == rows
-    for number in range(len(rows)):
-        assert table.place(number).endswith(f" of {path}")
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.reader(file, delimiter=delimiter)
+        ends = [reader.line_num for _ in reader]
+    assert table.numbers.tolist() == [end + 1 for end in ends[:-1]]
 
 
 PRAISE = "".join(f"The film number {n} was a joy,good\nNever again {n},bad\n" for n in range(5))
@@ -114,7 +116,7 @@ def test_a_header_row_is_distinguished_from_a_row_of_values(
     has_header = names[-1] != f"column{len(names)}"
     assert ("no header row" in emitted) == (not has_header)
     assert len(table.columns) == content.count("\n") - has_header
-    assert table.place(0).startswith(f"line {1 + has_header} of")
+    assert table.numbers[0] == 1 + has_header
 
 
 def test_the_user_has_the_last_word_on_the_header(tmp_path: Path) -> None:
@@ -217,7 +219,23 @@ def test_damage_behind_the_first_piece_of_a_file_is_reported_with_its_place(
         find("é, a word or two 😀\n".encode() * 41 + damage)
 
 
-def test_the_place_of_a_row_counts_the_lines_above_the_table(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        ("like,good\nnever again,bad\nfine,good\n", [4, 5, 6]),
+        ("like,good\nnever again,bad\nfine,good", [4, 5, 6]),
+        ("\nlike,good\n\n\nnever again,bad\nfine,good\n\n", [5, 8, 9]),
+        ('"li\nke",good\nnever again,bad\n" ""fi\n\nne""",good\n', [4, 6, 7]),
+        ('"li\nke",good\n\nnever again,bad\nfine,good', [4, 7, 8]),
+        ("like,good,,\r\nnever again,bad,\r\n  \r\nfine,good\r\n", [4, 5, 7]),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_rows_have_the_numbers_of_their_lines(
+    content: str, lines: list[int], encoding: str, tmp_path: Path
+) -> None:
     path = tmp_path / "report.csv"
-    path.write_text("Reviews of 2026\n\ntext,label\nlike,good\nnever again,bad\nfine,good\n")
-    assert read_source(path, DataConfig()).place(1) == f"line 5 of {path}"
+    path.write_bytes(f"Reviews of 2026\n\ntext,label\n{content}".encode(encoding))
+    table = read_file(path, DataConfig())
+    assert table.numbers.tolist() == lines
+    assert table.place(table.numbers[1]) == f"line {lines[1]} of {path}"

@@ -209,7 +209,7 @@ def test_a_packed_table_is_read_as_it_was(tmp_path: Path) -> None:
             assert read(path) == COLUMNS
     path = write_zip(tmp_path / "a", {"data/rows.csv": CSV, "a.md": "#", "__MACOSX/rows.csv": b""})
     assert read(path) == COLUMNS
-    assert read_file(path, DataConfig()).place(1) == f"line 3 of {path}/data/rows.csv"
+    assert read_file(path, DataConfig()).place(3) == f"line 3 of {path}/data/rows.csv"
     assert read(write_zip(tmp_path / "b", {"./rows.csv": CSV})) == COLUMNS
     assert read(write_zip(tmp_path / "sms", {"SMSCollection": CSV, "readme": b"x"})) == COLUMNS
     [texts] = read_texts(path, DataConfig(str(path)), as_lines=False)

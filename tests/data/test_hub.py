@@ -216,9 +216,9 @@ def test_raw_files_become_texts_and_classes(tmp_path: Path) -> None:
     table = read_trec(write_raw(tmp_path, test=3))
     assert {split: len(rows) for split, rows in table.items()} == {"train": 10, "test": 3}
     assert table["train"].features == Features(
-        {"text": Value("string"), "label": ClassLabel(names=list(COARSE))}
+        {"text": Value("string"), "row": Value("int64"), "label": ClassLabel(names=list(COARSE))}
     )
-    assert table["train"][9] == {"text": ROWS[9][1], "label": COARSE.index("LOC")}
+    assert table["train"][9] == {"text": ROWS[9][1], "row": 10, "label": COARSE.index("LOC")}
 
 
 @pytest.mark.parametrize("label", ["label-coarse", "label-fine"])

@@ -69,60 +69,6 @@ def test_all_rows_of_other_data_get_the_numbers_of_the_classes_of_a_run(tmp_path
     assert raised.value.remedy.endswith("18, 19 and 480 others")
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    return write(tmp_path / "rows.csv", "text,label\nfirst,a\n,a\nsecond,b\nthird,b\nfourth,a\n")
-
-
-def test_decisions_change_and_drop_rows_by_their_number_in_the_table(table: Path) -> None:
-    decisions = "decision,row,text\na,3,second\ndrop,4,third\nkeep,1,first\n,5,fourth\n"
-    outcome = load(table, corrections=str(write(table.with_name("c.csv"), decisions)))
-    assert outcome.rows["train"] == [("first", "a"), ("second", "a"), ("fourth", "a")]
-    assert outcome.loaded.numbers_of("train").tolist() == [0, 2, 4]
-    assert "labels of 1 rows changed, 1 rows dropped" in outcome.said
-    assert len(outcome.loaded.sources) == 2
-
-
-def test_numbers_and_several_labels_are_corrected_too(tmp_path: Path) -> None:
-    rows = "".join(f"text {number},{number / 7:.3f}\n" for number in range(30))
-    table = write(tmp_path / "a.csv", "text,score\n" + rows)
-    file = write(tmp_path / "c.csv", "decision,row,text\n9.5,3,text 2\ndrop,4,text 3\n")
-    train = load(table, corrections=str(file), task="regression").rows["train"]
-    assert [score for _, score in train[:4]] == pytest.approx([0, 1 / 7, 9.5, 4 / 7], abs=1e-3)
-    rows = "".join(f"text {number},{('a', 'a|b', 'b')[number % 3]}\n" for number in range(30))
-    write(table, "text,label\n" + rows)
-    write(file, 'decision,row,text\n"[""a"",""b""]",3,text 2\ndrop,4,text 3\n')
-    names = write(tmp_path / "map.csv", "a,z\n")
-    train = load(table, corrections=str(file), label_map=str(names)).rows["train"]
-    labels = [sorted(classes) for _, classes in train[:4]]
-    assert labels == [["z"], ["b", "z"], ["b", "z"], ["b", "z"]]
-
-
-@pytest.mark.parametrize(
-    ("decision", "error", "complaint"),
-    [
-        ("a,3,another,train", DataError, r"row 3 of train \('another'\).*'second'"),
-        ("a,3,second,test", DataError, "row 3 of test .* is not in the data"),
-        ("a,33,second,train", DataError, "row 33 .* is not in the data"),
-        ("bb,3,second,train", DataError, "'bb' is not a class"),
-    ],
-)
-def test_a_decision_that_does_not_fit_the_data_is_refused(
-    decision: str, error: type[DataError], complaint: str, table: Path
-) -> None:
-    file = write(table.with_name("c.csv"), f"decision,row,text,split\n{decision}\n")
-    with pytest.raises(error, match=complaint):
-        load(table, corrections=str(file))
-
-
-@pytest.mark.parametrize(
-    ("content", "names"), [("label,into\nb,c\n", ["a", "c"]), ("b,a\n", ["a"])]
-)
-def test_a_map_renames_and_merges_classes(content: str, names: list[str], table: Path) -> None:
-    file = write(table.with_name("map.csv"), content)
-    assert load(table, label_map=str(file)).loaded.task.class_names == names
-
-
 LABELED = [f"question {number},{'ab'[number % 2]}" for number in range(40)]
 
 

@@ -413,8 +413,8 @@ def test_the_files_of_a_split_are_one_table_that_knows_the_place_of_each_row(
     ]
     table = join_tables([read_file(path, DataConfig()) for path in files])
     assert table.columns.to_pydict() == {"text": ["a", "b", "c", "d"], "label": ["x", "y"] * 2}
-    assert table.place(1) == f"line 3 of {files[0]}"
-    assert table.place(2) == f"line 2 of {files[1]}"
+    assert table.place(2) == f"line 3 of {files[0]}"
+    assert table.place(3) == f"line 2 of {files[1]}"
 
 
 @pytest.mark.parametrize(
