@@ -322,13 +322,14 @@ def _show(
     *,
     display: flags.Display,
 ) -> None:
-    from finetune.evaluation.prediction_file import json_line
+    from finetune.evaluation.prediction_file import as_json
 
     for number, predictions in enumerate(chunks):
         if written:
             written.add(predictions)
         elif display.as_json:
-            click.echo(escape_controls("\n".join(map(json_line, predictions))))
+            lines = (as_json(prediction.to_json()) for prediction in predictions)
+            click.echo(escape_controls("\n".join(lines)))
         else:
             _show_lines(predictions, is_first=number == 0)
     if written:

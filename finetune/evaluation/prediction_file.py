@@ -135,7 +135,7 @@ def _as_cells(values: pandas.Series) -> pandas.Series:
 
 def _as_cell(value: Any) -> Any:
     is_plain = type(value) in PLAIN
-    return value if is_plain else json.dumps(value, ensure_ascii=False, default=str).strip('"')
+    return value if is_plain else as_json(value).strip('"')
 
 
 def _write_delimited(path: Path, frame: pandas.DataFrame, written: FileFormat) -> None:
@@ -187,7 +187,7 @@ def _write_text(path: Path, lines: Iterable[str], written: FileFormat) -> None:
 def _json_rows(frame: pandas.DataFrame) -> Iterator[str]:
     columns = [_as_list(values) for _, values in frame.items()]
     rows = (dict(zip(frame.columns, row, strict=True)) for row in zip(*columns, strict=True))
-    return (json.dumps(row, ensure_ascii=False, default=str) for row in rows)
+    return map(as_json, rows)
 
 
 def _write_json_lines(path: Path, frame: pandas.DataFrame, written: FileFormat) -> None:
@@ -268,9 +268,13 @@ WRITERS: dict[str, Write] = {
 }
 
 
-def json_line(prediction: Prediction) -> str:
-    """Return a prediction as one line of JSON; dates and similar values become text."""
-    return json.dumps(prediction.to_json(), ensure_ascii=False, default=str)
+def as_json(value: Any) -> str:
+    """Return JSON on one line: dates and similar values become text, NaN and infinity null."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
+    except ValueError:
+        text = json.dumps(value, default=str)
+        return as_json(json.loads(text, parse_constant=lambda _name: None))
 
 
 def _flatten(result: Mapping[str, Any], show: Callable[[float], Any]) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """Tables to which predictions are added."""
 
 import json
+import math
 from pathlib import Path
 
+import pyarrow
 import pytest
 from data_files import add_predictions, messages
+from pyarrow import parquet
 
 from finetune.data.columns import OtherData
 from finetune.data.read import read_source
@@ -65,3 +68,21 @@ def test_what_excel_cannot_hold_is_counted(tmp_path: Path) -> None:
     frame = read_source(output, OtherData()).frame
     assert frame["id"].tolist() == [str(number)] * 3
     assert frame["text"].str.len().tolist() == [1, 32_767, 32_767]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".xlsx", ".parquet"])
+def test_numbers_that_json_lacks_become_null(suffix: str, tmp_path: Path) -> None:
+    columns = {
+        "text": ["a", "b", "c"],
+        "price": [math.nan, math.inf, 1.5],
+        "vector": [[1.0, math.nan], [-math.inf], None],
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    output = add_predictions(tmp_path / "a.parquet", tmp_path / f"b{suffix}", LABEL)
+    if suffix.startswith(".json"):
+        rows = output.read_text().strip("[]\n").split(",\n" if suffix == ".json" else "\n")
+        values = [json.loads(row, parse_constant=pytest.fail) for row in rows]
+        assert [value["price"] for value in values] == [None, None, 1.5]
+        assert [value["vector"] for value in values] == [[1.0, None], [None], None]
+    elif suffix == ".csv":
+        assert output.read_text().splitlines()[1].startswith('a,,"[1.0, null]",HUM')
