@@ -4,7 +4,7 @@ import os
 import re
 import reprlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,6 +28,7 @@ from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
     from finetune.data.columns import OtherData
+    from finetune.data.read import SourceTable
     from finetune.evaluation.prediction_file import PredictionFile
     from finetune.runs.trained import TrainedModel
     from finetune.tasks.base import Prediction, Predictions
@@ -154,7 +155,7 @@ class LoadedModel:
 
         lowest = find_lowest_probabilities(self.folder, **limits) if limits else None
         count = missing = abstained = 0
-        for chunk in _chunks(pieces):
+        for chunk, values in _chunks(pieces, self._values_of_classes):
             texts, pairs, is_filled = chunk.texts, chunk.pairs, chunk.is_filled
             if (pairs is not None) != self.model.reads_pairs:
                 kind = "sentence pairs" if self.model.reads_pairs else "single texts"
@@ -169,6 +170,8 @@ class LoadedModel:
             if lowest is not None:
                 predictions = abstain(predictions, lowest)
                 abstained += sum(None in item.values.values() for item in predictions)
+            if values:
+                predictions = [_with_labels(prediction, values) for prediction in predictions]
             empty, following = self.model.no_prediction(all_scores=all_scores), iter(predictions)
             rows = chunk.records() if with_rows else [{}] * len(texts)
             cells = zip(is_filled, texts, pairs or [None] * len(texts), rows, strict=True)
@@ -188,16 +191,41 @@ class LoadedModel:
         if lowest is not None:
             emit(Info(f"the model abstained on {abstained:,} of {count:,} texts"))
 
+    def _values_of_classes(self, source: "SourceTable | None") -> Mapping[str, Any]:
+        """Return the values of classes in the label column of a table; empty for texts."""
+        label = self._columns.earlier_columns.get("label_column") if source else None
+        if source is None or label not in source.frame or label in source.class_names:
+            return {}
+        from finetune.data.read import list_of
+        from finetune.tasks.labels import values_of_classes
 
-def _chunks(pieces: Iterable[Texts]) -> Iterator[Texts]:
+        names = self.model.text_model.task.class_names
+        return values_of_classes(names, list_of(source.frame[label]))
+
+
+def _with_labels(prediction: "Prediction", values: Mapping[str, Any]) -> "Prediction":
+    """Return a prediction with the values of its classes instead of their names."""
+    labels = {
+        name: [values.get(item, item) for item in value]
+        if isinstance(value, list)
+        else values.get(value, value)
+        for name, value in prediction.values.items()
+    }
+    return replace(prediction, values=labels)
+
+
+def _chunks(
+    pieces: Iterable[Texts], values_of: "Callable[[SourceTable | None], Mapping[str, Any]]"
+) -> Iterator[tuple[Texts, Mapping[str, Any]]]:
+    """Yield texts to predict at once, with what a function returns for their whole table."""
     max_texts = FIRST_CHUNK_TEXTS
     for available in pieces:
-        start = 0
+        start, values = 0, values_of(available.source)
         while start < len(available):
             chunk = available[start : start + max_texts]
             ends = accumulate(len(text or "") for text in chunk.texts)
             count = max(1, sum(end <= MAX_CHUNK_CHARACTERS for end in ends))
-            yield chunk[:count]
+            yield chunk[:count], values
             start += count
             max_texts = min(2 * max_texts, MAX_CHUNK_TEXTS)
 
@@ -358,12 +386,12 @@ def _cells(prediction: "Prediction") -> list[tuple[str, str]]:
     for name, value in prediction.result.items():
         if isinstance(value, Mapping):
             numbers = dict(value)
-        elif name == "value":  # of a regression
-            words.append((name, "" if value is None else str(rounded(value))))
-        elif isinstance(value, float) or (value is None and not name.startswith("label")):
+        elif name == "probability":
             numbers[name] = value
         else:
-            words.append((name, value if isinstance(value, str) else joined(value or ())))
+            shown = rounded(value) if isinstance(value, float) else value
+            cell = joined(shown) if isinstance(shown, list) else str(shown)
+            words.append((name, "" if shown is None else cell))
     words += [(name, "" if value is None else f"{value:.3f}") for name, value in numbers.items()]
     texts = prediction.texts.items()
     return words + [(name, text.translate(WITHOUT_LINE_ENDS)) for name, text in texts]

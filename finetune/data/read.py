@@ -92,10 +92,7 @@ class SourceTable:
         """Yield the rows in pieces, with missing values as ``None``."""
         for start in range(0, len(self.frame), STREAM_ROWS):
             piece = self.frame.iloc[start : start + STREAM_ROWS]
-            columns = (arrow_of(series) for _, series in piece.items())
-            values = [
-                column if isinstance(column, list) else column.to_pylist() for column in columns
-            ]
+            values = [list_of(series) for _, series in piece.items()]
             yield [dict(zip(piece.columns, row, strict=True)) for row in zip(*values, strict=True)]
 
 
@@ -240,6 +237,12 @@ def arrow_of(values: pandas.Series) -> Any:
     if isinstance(values.dtype, pandas.ArrowDtype):
         return pyarrow.chunked_array(values.array.__arrow_array__())
     return [None if value is pandas.NA else value for value in values.tolist()]
+
+
+def list_of(values: pandas.Series) -> list[Any]:
+    """Return the Python objects of a column, with missing values as ``None``."""
+    column = arrow_of(values)
+    return column if isinstance(column, list) else column.to_pylist()
 
 
 # Lines of JSON.

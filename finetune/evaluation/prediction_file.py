@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from finetune.data.delimited import Delimited, FileFormat
 from finetune.data.packed import ZIP
-from finetune.data.read import Sheet, SourceTable, arrow_of
+from finetune.data.read import Sheet, SourceTable, arrow_of, list_of
 from finetune.data.stream import SAMPLE_ROWS, Texts
 from finetune.errors import DataError, UsageError
 from finetune.evaluation.workbook import add_columns, escape_characters
@@ -123,14 +123,9 @@ def _has_commas(frame: pandas.DataFrame) -> bool:
     return any(map(has_decimal_commas, columns))
 
 
-def _as_list(values: pandas.Series) -> list[Any]:
-    column = arrow_of(values)
-    return column if isinstance(column, list) else column.to_pylist()
-
-
 def _as_cells(values: pandas.Series) -> pandas.Series:
     """Return values for the cells of a file: lists and similar values become JSON."""
-    return pandas.Series(map(_as_cell, _as_list(values)), index=values.index, dtype=object)
+    return pandas.Series(map(_as_cell, list_of(values)), index=values.index, dtype=object)
 
 
 def _as_cell(value: Any) -> Any:
@@ -185,7 +180,7 @@ def _write_text(path: Path, lines: Iterable[str], written: FileFormat) -> None:
 
 
 def _json_rows(frame: pandas.DataFrame) -> Iterator[str]:
-    columns = [_as_list(values) for _, values in frame.items()]
+    columns = [list_of(values) for _, values in frame.items()]
     rows = (dict(zip(frame.columns, row, strict=True)) for row in zip(*columns, strict=True))
     return map(as_json, rows)
 
@@ -234,7 +229,7 @@ def _write_excel(path: Path, frame: pandas.DataFrame, written: FileFormat) -> No
 def _excel_columns(frame: pandas.DataFrame) -> dict[str, list[Any]]:
     """Return the cells of a sheet by column; long texts are cut, with a warning."""
     columns = {
-        escape_characters(name): list(map(_as_excel, _as_list(values)))
+        escape_characters(name): list(map(_as_excel, list_of(values)))
         for name, values in frame.items()
     }
     if count := sum(map(_is_long, chain(*columns.values()))):
@@ -290,9 +285,9 @@ def _flatten(result: Mapping[str, Any], show: Callable[[float], Any]) -> dict[st
     return row
 
 
-def joined(values: Sequence[str | float], show: Callable[[float], Any] = "{:.3f}".format) -> str:
+def joined(values: Sequence[Any], show: Callable[[float], Any] = "{:.3f}".format) -> str:
     """Return labels, or their probabilities, joined by |."""
-    return "|".join(value if isinstance(value, str) else str(show(value)) for value in values)
+    return "|".join(str(show(value) if isinstance(value, float) else value) for value in values)
 
 
 def rounded(value: float) -> float:

@@ -57,6 +57,28 @@ def name_classes(labels: Iterable[str]) -> dict[str, str]:
     return {label: re.sub(r"^([+-]?\d+)\.0*$", r"\1", name) for label, name in stripped.items()}
 
 
+def values_of_classes(names: Iterable[str], column: Iterable[Any]) -> dict[str, Any]:
+    """Return the value of each class in the type of a label column; empty if that is text.
+
+    >>> values_of_classes(["1", "2"], [1, None]), values_of_classes(["1", "2"], ["", "1.0"])
+    ({'1': 1, '2': 2}, {'1': '1.0', '2': '2.0'})
+    """
+    lists = (value if isinstance(value, list) else [value] for value in column)
+    values = [item for items in lists for item in items if item not in (None, "") and item == item]
+    convert: dict[frozenset[type], Callable[[str], Any]] = {
+        frozenset({int}): int,
+        frozenset({float}): float,
+        frozenset({int, float}): lambda name: float(name) if "." in name else int(name),
+        frozenset({bool}): {"true": True, "false": False}.__getitem__,
+    }
+    kinds = frozenset(map(type, values))
+    if kinds == {str} and all(re.fullmatch(r"[+-]?\d+\.0", value) for value in values):
+        convert[kinds] = lambda name: f"{int(name)}.0"
+    with suppress(KeyError, ValueError):  # KeyError also for other types
+        return {name: convert[kinds](name) for name in names}
+    return {}
+
+
 def name_as_text(name: str) -> str:
     """Return the name of a class in words."""
     return re.sub(r"[_./-]+", " ", name).strip() or name

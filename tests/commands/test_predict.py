@@ -15,10 +15,12 @@ import pandas
 import pyarrow as pa
 import pytest
 from datasets import Dataset
-from tiny_runs import TEXTS, Command, Outcome
+from tiny_runs import TEXTS, Command, Outcome, run_tiny
 
 import finetune
 from finetune.commands.predict import load
+from finetune.config.schema import DataConfig
+from finetune.data.read import read_source
 from finetune.data.stream import Texts
 from finetune.events import Event, WarningMessage
 from finetune.files import read_json, read_jsonl, write_json
@@ -293,3 +295,53 @@ def test_texts_without_a_prediction_have_no_label(
     refused = command(*arguments, "--target-precision=0.9", "--output", tmp_path / "none.csv")
     refused.assert_refused(2, "--min-confidence")
     assert not list(tmp_path.glob("none*"))
+
+
+@pytest.fixture(scope="module")
+def run_with_numbers(
+    tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path
+) -> tuple[Path, pandas.DataFrame]:
+    """A run whose labels are whole numbers, and its table."""
+    frame = pandas.DataFrame(
+        {
+            "text": [f"{word} {n} ?" for n in range(20) for word in ("who", "where")],
+            "stars": [n % 2 + 3 for n in range(40)],
+        }
+    )
+    folder = tmp_path_factory.mktemp("runs") / "numbers"
+    run_tiny(folder, model=tiny_folder, data=frame)
+    return folder, frame
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.json", "a.parquet", "a.xlsx", ""])
+@pytest.mark.parametrize("blanks", [0, 1])
+def test_predicted_labels_compare_with_the_labels_of_the_table(
+    name: str,
+    blanks: int,
+    command: Command,
+    run_with_numbers: tuple[Path, pandas.DataFrame],
+    tmp_path: Path,
+) -> None:
+    """A missing label makes numbers of pandas floats, which a CSV has as 3.0."""
+    run, frame = run_with_numbers
+    frame = frame.assign(stars=frame["stars"].where(frame.index >= blanks))
+    if not name:
+        predictions = finetune.predict(run, frame, device="cpu")
+        labels, stars = predictions.to_pandas()[["label", "stars"]].T.to_numpy().tolist()
+    else:
+        table, output = tmp_path / name, tmp_path / f"b-{name}"
+        match table.suffix:
+            case ".csv" | ".tsv":
+                frame.to_csv(table, index=False, sep="," if table.suffix == ".csv" else "\t")
+            case ".parquet":
+                frame.to_parquet(table)
+            case ".xlsx":
+                frame.to_excel(table, index=False)
+            case _:
+                frame.to_json(table, orient="records", lines=table.suffix == ".jsonl")
+        assert command("predict", run, table, "--output", output, "--device=cpu").code == 0
+        source = read_source(output, DataConfig()).frame
+        labels, stars = source["label"].tolist(), source["stars"].tolist()
+    known = [*zip(labels, stars, strict=True)][blanks:]
+    assert {type(label) for label, _ in known} == {type(star) for _, star in known}
+    assert {label for label, _ in known} <= {star for _, star in known}

@@ -1,9 +1,12 @@
 """The labels of a table."""
 
+import math
+from typing import Any
+
 import pytest
 
 from finetune.errors import DataError
-from finetune.tasks.labels import name_classes, sort_classes, split_labels
+from finetune.tasks.labels import name_classes, sort_classes, split_labels, values_of_classes
 
 
 def test_whole_numbers_with_and_without_a_point_are_one_class() -> None:
@@ -57,3 +60,26 @@ def test_what_is_no_list_of_classes_is_refused(text: str) -> None:
     with pytest.raises(DataError, match="the label") as raised:
         split_labels(text, None)
     assert '["a", "b"]' in raised.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("names", "column", "values"),
+    [
+        (["1", "2"], [1, 1, None], [1, 2]),
+        (["1", "2.5"], [1.0, math.nan], [1.0, 2.5]),
+        (["1", "2.5"], [1, 2.5], [1, 2.5]),
+        (["1", "2"], ["1.0", ""], ["1.0", "2.0"]),
+        (["false", "true"], [True, None], [False, True]),
+        (["1", "2"], [[1, 2], []], [1, 2]),
+        (["1", "2"], ["1", "2"], None),
+        (["1", "x"], [1, 2], None),
+        (["1", "2"], [1, "x"], None),
+        (["1", "2"], [None], None),
+    ],
+)
+def test_classes_have_the_type_of_the_label_column(
+    names: list[str], column: list[Any], values: list[Any] | None
+) -> None:
+    typed = values_of_classes(names, column)
+    assert [*typed.values()] == (values or [])
+    assert [*map(type, typed.values())] == [*map(type, values or [])]
