@@ -24,7 +24,7 @@ from finetune.commands.console import (
 )
 from finetune.commands.report import write_folds_page, write_pages
 from finetune.errors import ConfigurationError, UsageError
-from finetune.events import WarningMessage, clock, emit
+from finetune.events import clock
 from finetune.files import escape_line
 from finetune.runs.folder import RunFolder, SeveralFolder
 from finetune.runs.guess import guess_options
@@ -146,7 +146,7 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
 
     It writes nothing. If the run can't start, it raises the same error.
     """
-    from finetune.data.check import check_splits, describe_lengths, suggest_changes
+    from finetune.data.check import describe_lengths
     from finetune.runs.linear_head import expect
     from finetune.runs.plan import estimate_seconds, make_plan
     from finetune.runs.prepare import prepare
@@ -162,9 +162,6 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
     del facts["class_names"], facts["precision_reason"]
     lengths = Counter(batch.padded_length for batch in plan.batches(trained, epoch=0))
     rows = inputs.data.splits["train"]
-    findings = check_splits(inputs.data.splits, inputs.task)
-    for suggestion in suggest_changes(findings, lengths=None):
-        emit(WarningMessage(suggestion.message))
     class_rows = inputs.task.count_classes(trained.labels)
     epochs = {"num_train_epochs": plan.num_train_epochs, "steps_per_epoch": plan.steps_per_epoch}
     return {

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MAX_EXAMPLES = 3
 RARE_ROWS = 10
-STRONG_IMBALANCE = 10.0
+STRONG_IMBALANCE, BALANCE = 10.0, "use --class-weights balanced"
 # Minimum ratio of rows between a class and its misspelling.
 MISSPELLING_RATIO, MIN_SIMILARITY, MAX_COMPARED_NAMES = 5, 0.85, 500
 # Texts are unusually long if the longest has this many times more tokens than 99.5% of the texts.
@@ -163,7 +163,7 @@ def find_imbalance(counts: Mapping[str, int]) -> Iterator[WarningMessage]:
     smallest, largest = present[0], present[-1]
     if (ratio := counts[largest] / counts[smallest]) >= STRONG_IMBALANCE:
         finding = f"{largest} has {ratio:.1f} times the training rows of {smallest}"
-        yield WarningMessage(finding, "use --class-weights balanced")
+        yield WarningMessage(finding, BALANCE)
     if rare := {name: count for name, count in counts.items() if count < RARE_ROWS}:
         finding = f"classes with fewer than {RARE_ROWS} training rows: {listed_counts(rare)}"
         yield WarningMessage(finding, "add rows of these classes, or merge them with others")

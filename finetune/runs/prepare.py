@@ -10,7 +10,7 @@ from datasets import Dataset
 from finetune import distributed
 from finetune.config.schema import OPTIONS, Config, Mode, Pooling, change_options
 from finetune.data import is_waiting
-from finetune.data.check import suggest_model
+from finetune.data.check import BALANCE, check_splits, suggest_changes, suggest_model
 from finetune.data.dataset import LoadedData, column_of, make_dataset, split_fold, texts_of
 from finetune.data.load import load_splits, with_few_label_texts
 from finetune.devices.base import Device
@@ -67,7 +67,7 @@ class RunInputs:
 def prepare(
     config: Config, *, sources: Mapping[str, str] | None = None, folds: int | None = None
 ) -> RunInputs:
-    """Select the device, load the data and the model, and encode the texts."""
+    """Select the device, load and check the data, load the model, and encode the texts."""
     check_report_to(config)
     if config.model.lora:
         require_peft()
@@ -81,6 +81,10 @@ def prepare(
     emit(Info(f"device: {device.name} ({device.description}){several}, precision {precision}"))
     with stage("data"):
         data = load_splits(config.data, folds=folds)
+        findings = suggest_changes(check_splits(data.splits, data.task), lengths=None)
+    for finding in findings:
+        if not (finding.remedy == BALANCE and config.training.class_weights == "balanced"):
+            emit(finding)
     return _load(config, device, data, {}, sources or {})
 
 

@@ -118,3 +118,27 @@ def test_run_takes_a_file_with_options_on_top_and_returns_what_it_writes(
     assert json.loads(json.dumps(results.to_json())) == read_json(run / "all_results.json")
     assert (results.training.train_samples, results.training.epoch) == (16, 1.0)
     assert "seed: 3\n" in (run / "config.yaml").read_text()
+
+
+def test_a_run_prints_the_findings_of_data_check_on_a_line_each(
+    command: Command, tiny_folder: Path, tmp_path: Path
+) -> None:
+    names = ["invoice"] * 40 + ["delivery"] * 39 + ["invocie"]
+    rows = [f"{name} number {number},{name}" for number, name in enumerate(names)]
+    table = tmp_path / "tickets.csv"
+    table.write_text("\n".join(["text,label", *rows]))
+    options = {"data": table, "max_steps": 1, "validation_fraction": 0}
+    run = ("run", *flags(**options), "--model", tiny_folder, "--output-dir", tmp_path / "run")
+    planned = command(*run, "--dry-run")
+    assert planned.code == 0, planned.errors
+    trained = command(*run, "--class-weights", "balanced")
+    assert trained.code == 0, trained.errors
+    found, printed = (
+        [line for line in outcome.errors.splitlines() if line.startswith("warning: ")]
+        for outcome in (planned, trained)
+    )
+    assert any("'invocie' (1 rows) may be a misspelling of 'invoice'" in line for line in found)
+    # The option that it proposes is set.
+    assert printed == [line for line in found if "--class-weights balanced" not in line] != found
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "may be a misspelling" in page
