@@ -476,19 +476,21 @@ class Task(ABC):
         errors, show = self.row_errors(rows), percent if self.can_abstain else format_number
         wrong = np.argsort(-errors, kind="stable")[: np.count_nonzero(errors)].tolist()
         listed = wrong[: MAX_LISTED if self.class_names else MAX_MISTAKES]
+        names = [name for name in ("split", "row", "id") if rows and name in rows[0]]
         cells = [
-            (text_of(row), format_value(row["label"]), format_value(row["predicted"]), error)
+            (*(str(row[name]) for name in names), text_of(row),
+             format_value(row["label"]), format_value(row["predicted"]), error)
             for number in listed
             for row, error in [(rows[number], show(errors[number]))]
-        ]
-        columns = ("text", "true", "predicted", self.error_name)
+        ]  # fmt: skip
+        columns = (*names, "text", "true", "predicted", self.error_name)
         if not self.class_names:
-            return Table(self.mistakes_title, columns, cells)
+            return Table(self.mistakes_title, columns, cells, len(names) + 1)
         note = f"{len(wrong)} of {len(rows)} test rows are misclassified"
         if len(wrong) > MAX_MISTAKES:
             note += f"; these are the {MAX_MISTAKES} worst"
         groups = [self.mistake_groups(rows[number]) for number in listed]
-        return Table(self.mistakes_title, columns, cells, 3, f"{note}.", groups)
+        return Table(self.mistakes_title, columns, cells, len(names) + 3, f"{note}.", groups)
 
     def mistake_groups(self, row: Mapping[str, Any]) -> dict[str, str]:
         """Return the titles of the groups of a mistake, by their ids in ``Table.groups``."""

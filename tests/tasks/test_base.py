@@ -225,6 +225,18 @@ def test_large_numbers_are_written_out_in_the_largest_errors() -> None:
     assert Regression().mistakes(rows).rows == [("a house", "250,000", "12,346", "237,654")]
 
 
+@pytest.mark.parametrize("task", [Single(["a", "b"]), Regression()])
+def test_mistakes_have_the_number_and_the_id_of_their_row(task: Task) -> None:
+    label, predicted = ("a", "b") if task.class_names else (1.0, 3.0)
+    values = {"label": label, "predicted": predicted, "probability": 0.9}
+    mistakes = task.mistakes([{"text": "why", "id": "T-08", "row": 1_812, **values}])
+    assert mistakes.columns[:3] == ("row", "id", "text")
+    assert mistakes.rows[0][:3] == ("1812", "T-08", "why")
+    plain = task.mistakes([{"text": "why", **values}])
+    assert plain.columns == mistakes.columns[2:]
+    assert plain.text_columns == mistakes.text_columns - 2
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
