@@ -225,14 +225,15 @@ def _weakest(scores: Scores) -> str:
     def strength(item: tuple[str, ClassScores]) -> float:
         of_class = item[1]
         if is_multi_label:
-            return of_class.f1
+            return of_class.f1 or 0.0
         # The upper end of the interval: a class with one missed row may not be the weakest.
-        return float(wilson_interval(of_class.recall * of_class.support, of_class.support)[1])
+        right = (of_class.recall or 0.0) * of_class.support
+        return float(wilson_interval(right, of_class.support)[1])
 
     classes = (scores.per_class or {}).items()
-    imperfect = [item for item in classes if item[1].support and item[1].f1 < 1]
+    imperfect = [item for item in classes if item[1].f1 is not None and item[1].f1 < 1]
     name, weakest = min(imperfect, key=strength, default=("", None))
-    if weakest is None:
+    if weakest is None or weakest.f1 is None or weakest.recall is None:
         return ""
     rows = f"{round(weakest.recall * weakest.support):,} of {weakest.support:,}"
     if is_multi_label:

@@ -178,7 +178,7 @@ class Multi(Task):
     def class_columns(self, labels: Indicators, outputs: Outputs) -> Sequence[NDArray[Any]]:
         assert outputs.probabilities is not None
         precisions = average_precisions(labels, outputs.probabilities, np.ones(len(labels)))
-        return np.array(self._thresholds), precisions
+        return np.array(self._thresholds), np.ma.masked_where(~labels.any(axis=0), precisions)
 
 
 def sigmoid(logits: Logits) -> NDArray[np.float32]:

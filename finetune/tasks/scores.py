@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from finetune.tasks.labels import listed
 from finetune.tasks.metrics import (
     METRICS,
     MULTI,
@@ -28,6 +29,7 @@ from finetune.tasks.tables import (
 )
 
 BASELINE = "baseline_"
+MULTI_LABEL = ("threshold", "average_precision")
 # A model that misses a class with this fraction of the rows is not selected by accuracy.
 LARGE_CLASS, MIN_CLASS_ROWS = 0.1, 3
 # "Far above" the baseline: this much higher, or at most this fraction of its error.
@@ -40,11 +42,14 @@ MAX_MATRIX_CLASSES = 500
 
 @dataclass(frozen=True)
 class ClassScores:
-    """The metrics of one class: undefined fractions are 0, support is in rows."""
+    """The metrics of one class: undefined fractions are None, support is in rows.
 
-    precision: float
-    recall: float
-    f1: float
+    Without rows, all metrics are undefined, and so is the precision without predictions.
+    """
+
+    precision: float | None
+    recall: float | None
+    f1: float | None
     support: int
     threshold: float | None = None
     average_precision: float | None = None
@@ -156,18 +161,26 @@ class Scores(DisplayMixin):
         """The metrics of each class, with the interval of the recall."""
         if not self.per_class:
             return None
+
+        def show(fraction: float | None) -> str:
+            return percent(fraction) if fraction is not None and of_class.support else "–"
+
         rows = []
         for name, of_class in self.per_class.items():
             row = {"class": name}
             if of_class.threshold is not None:
                 row["threshold"] = f"{of_class.threshold:.2f}"
-            row |= {"precision": percent(of_class.precision), "recall": percent(of_class.recall)}
-            row["95% CI"] = format_interval(of_class.recall, of_class.support)
-            row["F1"] = percent(of_class.f1)
-            if of_class.average_precision is not None:
-                row["average precision"] = percent(of_class.average_precision)
+            row |= {"precision": show(of_class.precision), "recall": show(of_class.recall)}
+            row["95% CI"] = format_interval(of_class.recall or 0.0, of_class.support)
+            row["F1"] = show(of_class.f1)
+            if of_class.threshold is not None:
+                row["average precision"] = show(of_class.average_precision)
             rows.append({**row, "rows": str(of_class.support)})
-        return Table("Classes of the test split", [*rows[0]], [[*row.values()] for row in rows])
+        untested = [name for name, of_class in self.per_class.items() if not of_class.support]
+        note = f"Untested, because none of these rows has the label: {listed(untested)}."
+        cells = [[*row.values()] for row in rows]
+        title = "Classes of the test split"
+        return Table(title, [*rows[0]], cells, note=note if untested else "")
 
     def to_json(self) -> dict[str, Any]:
         """Return the metrics by name, as ``finetune evaluate --json`` prints them."""
@@ -175,7 +188,11 @@ class Scores(DisplayMixin):
         values |= {BASELINE + name: value for name, value in self.baselines.items()}
         if self.per_class is not None:
             values["per_class"] = {
-                name: {key: value for key, value in vars(of_class).items() if value is not None}
+                name: {
+                    key: value
+                    for key, value in vars(of_class).items()
+                    if key not in MULTI_LABEL or of_class.threshold is not None
+                }
                 for name, of_class in self.per_class.items()
             }
         if self.confusion_matrix is not None:
@@ -190,9 +207,16 @@ class Scores(DisplayMixin):
         """Return the scores with the metrics of each class; ``others`` are more columns."""
         count, weights = len(names), np.ones(len(labels))
         right, chosen, true = count_classes(labels, predicted, weights, classes=count)
-        f1 = 2 * right / np.maximum(chosen + true, 1)
-        columns = (right / np.maximum(chosen, 1), right / np.maximum(true, 1), f1, true.astype(int))
-        rows = zip(*(column.tolist() for column in (*columns, *others)), strict=True)
+        untested = true == 0
+        # A masked value becomes None.
+        columns: list[Array] = [
+            np.ma.masked_where(untested | (chosen == 0), right / np.maximum(chosen, 1)),
+            np.ma.masked_where(untested, right / np.maximum(true, 1)),
+            np.ma.masked_where(untested, 2 * right / np.maximum(chosen + true, 1)),
+            true.astype(int),
+            *others,
+        ]
+        rows = zip(*(column.tolist() for column in columns), strict=True)
         per_class = {name: ClassScores(*row) for name, row in zip(names, rows, strict=True)}
         matrix: list[list[int]] | None = None if labels.ndim == 2 else []
         if matrix is not None and count <= MAX_MATRIX_CLASSES:

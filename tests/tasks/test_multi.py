@@ -9,6 +9,7 @@ import torch
 
 from finetune.errors import DataError
 from finetune.tasks.multi import MAX_POSITIVE_WEIGHT, Multi, find_thresholds
+from finetune.tasks.scores import Scores
 
 LABELS = np.array([[1, 0], [0, 0], [0, 1], [0, 1]], np.float32)
 
@@ -43,6 +44,15 @@ def test_lists_of_numbered_classes_are_read() -> None:
         assert [json.loads(text) for text in lists] == [
             [*map(int, row)] for row in labels.to_pylist()
         ]
+
+
+def test_labels_without_rows_are_untested() -> None:
+    scores = Multi(["a", "b"]).score(np.array([[2.0, 2.0]], np.float32), np.float32([[1, 0]]))
+    assert scores.table
+    assert scores.table.rows[1] == ["b", "0.50", "–", "–", "–", "–", "–", "0"]
+    assert "b." in scores.table.note
+    assert scores.to_json()["per_class"]["b"]["average_precision"] is None
+    assert Scores.from_json(scores.to_json()) == scores
 
 
 def test_balanced_rows_with_a_class_count_as_much_as_those_without() -> None:

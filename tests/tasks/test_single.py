@@ -23,11 +23,27 @@ def test_metrics_of_a_small_example_are_those_by_hand() -> None:
         "ABBR": ClassScores(1.0, 1.0, 1.0, 1),
         "DESC": ClassScores(0.5, 1.0, pytest.approx(2 / 3), 1),
         "ENTY": ClassScores(1.0, 0.5, pytest.approx(2 / 3), 2),
-        "HUM": ClassScores(0.0, 0.0, 0.0, 0),
+        "HUM": ClassScores(None, None, None, 0),
     }
     assert scores.confusion_matrix == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
     assert (scores.samples, scores.baseline_accuracy) == (4, 0.5)
     assert Scores.from_json(scores.to_json()) == scores
+
+
+def test_classes_without_rows_are_untested_and_unpredicted_ones_have_no_precision() -> None:
+    scores = score(np.array([1, 1, 3]), np.array([0, 1, 1]))
+    assert scores.table
+    cells = {row[0]: [*row[1:3], *row[4:]] for row in scores.table.rows}
+    assert cells["ABBR"] == ["–", "0.0%", "0.0%", "1"]
+    assert cells["ENTY"] == cells["HUM"] == ["–", "–", "–", "0"]  # one of them was predicted
+    assert scores.table.note == "Untested, because none of these rows has the label: ENTY, HUM."
+    assert scores.to_json()["per_class"]["HUM"] == {
+        "precision": None, "recall": None, "f1": None, "support": 0
+    }  # fmt: skip
+    assert scores == Scores.from_json(scores.to_json())
+    whole = score(np.arange(4), np.arange(4))
+    assert whole.table
+    assert whole.table.note == ""
 
 
 @pytest.mark.parametrize(
