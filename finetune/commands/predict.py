@@ -68,8 +68,8 @@ def predict(
     Args:
         run: The run folder, or the results of a run.
         texts: A text; a list or Series of texts, or of pairs of texts; or a table with the text
-            column of the run. There is one prediction per text, in the same order. The label of a
-            missing text is None.
+            column of the run, in memory or as the Path of a file. There is one prediction per text,
+            in the same order. The label of a missing text is None.
         device: Device to use.
         all_scores: Return the probability of each class, not only of the label.
         min_confidence: Abstain if the probability of the label is below this value, such as 0.9.
@@ -133,9 +133,12 @@ class LoadedModel:
         from finetune.data.in_memory import read_texts
         from finetune.tasks.base import Predictions
 
-        rows = read_texts(texts, self._columns, reads_pairs=self.model.reads_pairs)
+        if isinstance(texts, str) and os.path.isfile(texts):
+            remedy = f"pass pathlib.Path({texts!r}) to classify its rows, or [{texts!r}]"
+            raise UsageError(f"{texts!r} is the name of a file", remedy=remedy)
+        pieces = read_texts(texts, self._columns, reads_pairs=self.model.reads_pairs)
         limits = {"min_confidence": min_confidence, "target_precision": target_precision}
-        chunks = self.stream([rows], limits, all_scores=all_scores)
+        chunks = self.stream(pieces, limits, all_scores=all_scores)
         return Predictions(chain.from_iterable(chunks))
 
     def stream(

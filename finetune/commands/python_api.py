@@ -41,7 +41,7 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
         progress: bool | None = None,
         **options: Any,
     ) -> Any:
-        names = {*public.parameters}
+        names = {*public.parameters, *OPTIONS}
         shown, messages = emit or events.ignore, list[str]()
 
         def pass_on(event: events.Event) -> None:
@@ -51,7 +51,7 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
                 if read_launch().rank == 0:
                     warnings.warn(messages[-1], stacklevel=_count_frames())
             elif isinstance(event, events.Info):
-                event = events.Info(WAITING.sub("the table", event.message))
+                event = events.Info(_with_arguments(event.message, names))
             if emit or not isinstance(event, events.WarningMessage):
                 shown(event)
 
@@ -168,7 +168,10 @@ def _with_arguments(text: str, names: Container[str]) -> str:
 
     def argument(flag: re.Match[str]) -> str:
         name = flag[1].replace("-", "_")
-        return name if name in names else flag[0]
+        if name in names:
+            return name
+        positive = name.removeprefix("no_")
+        return f"{positive}=False" if positive in names else flag[0]
 
     # The rest is shell input and stays literal.
     before, *after = COMMAND.split(text, maxsplit=1)

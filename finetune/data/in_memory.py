@@ -15,11 +15,13 @@ import pyarrow
 import pyarrow.compute as pc
 from pyarrow import parquet, types
 
-from finetune.config.schema import DataConfig
+from finetune.config.schema import DataConfig, flag_of
+from finetune.data.columns import TEXT
 from finetune.data.delimited import FileFormat, are_known_names
 from finetune.data.read import SourceTable, as_text, frame_of, plain
 from finetune.data.stream import Texts, not_unicode, texts_of
-from finetune.errors import ConfigurationError, DataUnreadableError, UsageError
+from finetune.data.stream import read_texts as read_file
+from finetune.errors import ConfigurationError, DataUnreadableError, FinetuneError, UsageError
 from finetune.files import write_bytes_atomically
 
 TAKEN = (
@@ -186,8 +188,19 @@ def write_table(table: Any, folder: Path) -> Path:
     return path
 
 
-def read_texts(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Texts:
-    """Return one text, or all texts of a list, a column or a table."""
+def read_texts(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Iterable[Texts]:
+    """Return one text, or all texts of a list, a column, a table or the file at a ``Path``."""
+    try:
+        if isinstance(texts, os.PathLike):
+            return read_file(Path(texts), options, as_lines=False, reads_pairs=reads_pairs)
+        return [_read_texts(texts, options, reads_pairs=reads_pairs)]
+    except FinetuneError as error:
+        if flag_of(TEXT) in error.remedy:
+            error.remedy = "pass only the texts, such as table['text'], or pairs of them as tuples"
+        raise
+
+
+def _read_texts(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Texts:
     if isinstance(texts, str) or (isinstance(texts, tuple) and len(texts) == 2 and reads_pairs):
         texts = [texts]
     is_rows = isinstance(texts, list) and isinstance(next(iter(texts), None), Mapping)
@@ -195,7 +208,7 @@ def read_texts(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Texts:
     is_frame = isinstance(texts, Mapping) or any(hasattr(texts, name) for name in names)
     has_fields = getattr(getattr(texts, "dtype", None), "names", None)
     if not (is_rows or is_frame or has_fields):
-        return _texts_of_list(texts)
+        return _texts_of_list(texts, reads_pairs=reads_pairs)
     table = as_arrow(texts)
     if not table.num_rows:
         return Texts([], [] if reads_pairs else None)
@@ -203,21 +216,22 @@ def read_texts(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Texts:
     return texts_of(source, options, reads_pairs=reads_pairs)
 
 
-def _texts_of_list(texts: Any) -> Texts:
+def _texts_of_list(texts: Any, *, reads_pairs: bool) -> Texts:
     """Return a list, Series or other column of texts, or of pairs as tuples."""
     try:
         values = plain(pyarrow.chunked_array([_array(_listed(texts), mixes=False)]))
-        kind = values.type
-        if types.is_null(kind) or types.is_string(kind):
-            return Texts(values.cast("string"))
+        kind, count = values.type, 2 if reads_pairs else 1
+        if types.is_null(kind) or (types.is_string(kind) and not reads_pairs):
+            return Texts(*[values.cast("string")] * count)
         are_lists = types.is_list(kind) and types.is_string(kind.value_type)
-        lengths = pc.list_value_length(values).unique().to_pylist() if are_lists else []
-        if lengths in ([1], [2]):
-            return Texts(*(pc.list_element(values, number) for number in range(*lengths)))
+        if are_lists and pc.all(pc.equal(pc.list_value_length(values), count)).as_py():
+            return Texts(*(pc.list_element(values, number) for number in range(count)))
     except UnicodeEncodeError as error:
         raise not_unicode(error.object, error) from error
     except (pyarrow.ArrowException, TypeError):
         pass
-    kind = f"{reprlib.repr(texts)}, of the type {type(texts).__name__}"
-    remedy = "pass a text, a list of texts or of pairs as tuples, or a table"
-    raise UsageError(f"{kind}, is not a list of texts", remedy=remedy)
+    wanted = "pairs of texts as tuples" if reads_pairs else "texts"
+    raise UsageError(
+        f"{reprlib.repr(texts)}, of the type {type(texts).__name__}, is not a list of {wanted}",
+        remedy=f"pass a list of {wanted}, as the model reads them, or a table",
+    )

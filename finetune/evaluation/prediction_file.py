@@ -286,8 +286,9 @@ def _flatten(result: Mapping[str, Any], show: Callable[[float], Any]) -> dict[st
 
 
 def joined(values: Sequence[Any], show: Callable[[float], Any] = "{:.3f}".format) -> str:
-    """Return labels, or their probabilities, joined by |."""
-    return "|".join(str(show(value) if isinstance(value, float) else value) for value in values)
+    """Return labels, or their probabilities, joined by |; as JSON if a label has a |."""
+    cells = [str(show(value) if isinstance(value, float) else value) for value in values]
+    return as_json(cells) if "|" in "".join(cells) else "|".join(cells)
 
 
 def rounded(value: float) -> float:

@@ -20,6 +20,7 @@ def work(subject: str) -> Predictions:
     """Do some work."""
     emit(Info(f"working on {subject}"))
     emit(WarningMessage(f"{subject} is odd", remedy="give --progress"))
+    emit(Info("--label-column or --no-header"))
     return Predictions()
 
 
@@ -27,8 +28,8 @@ def work(subject: str) -> Predictions:
     ("options", "is_watched", "shown"),
     [
         ({}, False, ""),
-        ({}, True, "working on it\n"),
-        ({"progress": True}, False, "working on it\n"),
+        ({}, True, "working on it\nlabel_column or header=False\n"),
+        ({"progress": True}, False, "working on it\nlabel_column or header=False\n"),
         ({"progress": False}, True, ""),
         ({"emit": ignore}, True, ""),
     ],
@@ -49,7 +50,7 @@ def test_events_are_shown_to_those_who_watch_and_warnings_reach_all(
     emitted: list[Event] = []
     with pytest.warns(UserWarning, match="is odd"):
         work("it", emit=emitted.append)
-    assert [type(event) for event in emitted] == [Info, WarningMessage]
+    assert [type(event) for event in emitted] == [Info, WarningMessage, Info]
 
 
 def test_the_package_offers_its_functions_and_nothing_that_is_not_there() -> None:

@@ -1,5 +1,6 @@
 """Tables in memory, results and loaded models, as notebooks use them."""
 
+import re
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -178,8 +179,41 @@ def test_columns_of_texts_are_classified_as_their_values(
     expected = model.predict([*table["question"]])
     for texts in (table, table.values, table.values.tolist(), table.to_numpy(str)):
         assert [one.label for one in model.predict(texts)] == [one.label for one in expected]
-    with pytest.raises(FinetuneError, match=r"\[1, 2\], of the type list, is not a list of texts"):
-        model.predict([1, 2])
+
+
+def test_files_are_classified_by_their_path_and_not_by_their_name(
+    results: RunResults, frame: pandas.DataFrame, tmp_path: Path
+) -> None:
+    table, path = frame[["question"]].head(5), tmp_path / "new.csv"
+    expected = [one.label for one in finetune.predict(results, table, device="cpu")]
+    table.to_csv(path, index=False)
+    assert [one.label for one in finetune.predict(results, path, device="cpu")] == expected
+    (tmp_path / "new.txt").write_text("\n".join(table["question"]))
+    assert [one.label for one in finetune.predict(results, tmp_path / "new.txt")] == expected
+    with pytest.raises(FinetuneError, match="is the name of a file") as raised:
+        finetune.predict(results, str(path))
+    assert f"pathlib.Path({str(path)!r})" in raised.value.remedy
+    assert len(finetune.predict(results, [str(path)])) == 1
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ([1, 2], "[1, 2], of the type list, is not a list of texts"),
+        ([("a", "b"), ("c", "d")], "is not a list of texts pass a list of texts, as the model"),
+        (pandas.DataFrame({"a": ["one text", "another"], "b": ["more text", "and more"]}),
+         "pass only the texts, such as table['text']"),
+        (Path("none.csv"), "there is no file none.csv"),
+    ],
+)  # fmt: skip
+def test_errors_of_predictions_are_about_python(
+    results: RunResults, texts: Any, words: str
+) -> None:
+    with pytest.raises(FinetuneError) as raised:
+        finetune.predict(results, texts, device="cpu")
+    message = f"{raised.value.message} {raised.value.remedy}"
+    assert words in message
+    assert not re.search(r"--\w|Chunked|text_column", message)
 
 
 def test_a_loaded_model_is_loaded_once(

@@ -11,6 +11,8 @@ from pyarrow import parquet
 
 from finetune.data.columns import OtherData
 from finetune.data.read import read_source
+from finetune.evaluation.prediction_file import joined
+from finetune.tasks.multi import Multi
 
 LABEL = {"label": "HUM;x", "probability": 0.000123456789}
 
@@ -86,3 +88,9 @@ def test_numbers_that_json_lacks_become_null(suffix: str, tmp_path: Path) -> Non
         assert [value["vector"] for value in values] == [[1.0, None], [None], None]
     elif suffix == ".csv":
         assert output.read_text().splitlines()[1].startswith('a,,"[1.0, null]",HUM')
+
+
+def test_a_class_with_a_bar_is_read_back() -> None:
+    lists = [["a|b"], ["a|b", "c"], ["c", "a"], ["a"], ["c"], []]
+    [labels] = Multi.parse([pyarrow.chunked_array([[joined(names) or "[]" for names in lists]])])
+    assert labels.to_pylist() == lists
