@@ -24,6 +24,7 @@ from huggingface_hub.file_download import repo_folder_name
 
 from finetune import errors
 from finetune.errors import DataNotFoundError, HubNotReachableError, UsageError
+from finetune.files import write_text_atomically
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -82,8 +83,9 @@ def resolve(repo_type: RepoType, name: str, *, revision: str | None) -> Reposito
         return Repository(repo_type, name, commit, files, unreachable)
     if info.sha != revision:  # a download by commit does not store the branch
         reference = _cache_of(repo_type, name) / "refs" / revision
-        reference.parent.mkdir(parents=True, exist_ok=True)
-        reference.write_text(info.sha)
+        with suppress(OSError):  # a cache that can only be read
+            reference.parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(reference, info.sha, flushes=False)
     files = frozenset(sibling.rfilename for sibling in info.siblings or ())
     return Repository(repo_type, name, info.sha, files)
 
@@ -204,7 +206,11 @@ def _errors_explained(repo_type: RepoType, name: str, failure: str) -> Iterator[
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
         # The Hub client and hf_xet also raise bare RuntimeErrors and ValueErrors.
         is_foreign = {"huggingface_hub", "hf_xet"}.isdisjoint(errors.packages_of(error))
-        if errors.explain(error) or (is_foreign and not isinstance(error, HTTPError | OSError)):
+        if (known := errors.explain(error)) and constants.HF_HUB_CACHE in known.message:
+            known.remedy = "set HF_HOME to a folder that you can write to, with enough free space; "
+            known.remedy += "or set HF_HUB_OFFLINE=1 to use the version in the cache"
+            raise known from error
+        if known or (is_foreign and not isinstance(error, HTTPError | OSError)):
             raise
         status = getattr(getattr(error, "response", None), "status_code", None)
         reason = _without_password((str(error).strip() or type(error).__name__).splitlines()[0])

@@ -1,6 +1,7 @@
 """The Hub client, against a server on this machine."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from finetune.errors import (
     HubNotReachableError,
     ModelNotFoundError,
     ModelUnsupportedError,
+    UsageError,
 )
 from finetune.hub import ask_hub, fetch_model, resolve
 
@@ -97,6 +99,26 @@ def test_the_cache_serves_a_model_when_the_network_is_down(
     folder = fetch_model(MODEL, revision=revision)
     with hub_client(endpoint="http://127.0.0.1:9", home=tmp_path / "home"):
         assert fetch_model(MODEL, revision=revision) == folder
+
+
+def test_a_cache_that_can_only_be_read_serves_the_files_that_it_has(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    folder = fetch_model(MODEL, revision=None)
+    cache = tmp_path / "home/hub"
+    # A file in place of a folder can't be written to, even by root.
+    for unwritable in (folder.parents[1] / "refs", cache / ".locks"):
+        shutil.rmtree(unwritable)
+        unwritable.touch()
+    hub.requests.clear()
+    assert fetch_model(MODEL, revision=None) == folder
+    assert hub.downloads() == []
+
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match=str(cache)) as raised:
+        fetch_model(MODEL, revision=None)
+    assert "HF_HOME" in raised.value.remedy
+    assert "HF_HUB_OFFLINE=1" in raised.value.remedy
 
 
 def test_a_hub_that_does_not_answer_is_reported_with_the_reason(hub: HubServer) -> None:
