@@ -56,10 +56,10 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
                 shown(event)
 
         with _errors_explained(names), ExitStack() as stack:
-            if "torch" in sys.modules:
-                from finetune.devices.base import random_state_kept
+            if function.__name__ != "compare":  # which does not import torch
+                from finetune.devices.base import torch_state_kept
 
-                stack.enter_context(random_state_kept())
+                stack.enter_context(torch_state_kept())
             if not emit and (console.is_watched() if progress is None else progress):
                 view = console.showing(quiet=False, no_progress=False)
                 shown = stack.enter_context(view)

@@ -239,18 +239,28 @@ def why_operation_fails(torch_device: torch.device) -> str | None:
 
 
 @contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Restore the global random generators of PyTorch afterwards."""
+def torch_state_kept() -> Iterator[None]:
+    """Allow gradients, and restore the state of PyTorch in this process afterwards.
+
+    These are the random generators, the number of threads, and the attention kernels.
+    """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     module = torch.get_device_module(accelerator) if accelerator else torch
-    # A GPU that this process did not use yet has no random state.
-    used = [torch, module] if getattr(module, "is_initialized", bool)() else [torch]
-    states = [module.get_rng_state() for module in used]
+    # A GPU that this process did not use yet has no random state, only a seed. MPS always has one.
+    is_used = getattr(module, "is_initialized", lambda: True)()
+    states = [(each, each.get_rng_state()) for each in ([torch, module] if is_used else [torch])]
+    seed, threads = torch.initial_seed(), torch.get_num_threads()
+    uses_cudnn = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     try:
-        yield
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
     finally:
-        for module, state in zip(used, states, strict=True):
-            module.set_rng_state(state)
+        torch.manual_seed(seed)
+        for each, state in states:
+            each.set_rng_state(state)
+        if torch.get_num_threads() != threads:  # setting it also turns MKL's own choice off
+            torch.set_num_threads(threads)
+        torch.backends.cuda.enable_cudnn_sdp(uses_cudnn)
 
 
 @contextmanager

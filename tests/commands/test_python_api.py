@@ -1,9 +1,13 @@
 import ast
+import os
+import subprocess
+import sys
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from option_types import STUB, make_stub
 
 import finetune
@@ -51,6 +55,43 @@ def test_events_are_shown_to_those_who_watch_and_warnings_reach_all(
     with pytest.warns(UserWarning, match="is odd"):
         work("it", emit=emitted.append)
     assert [type(event) for event in emitted] == [Info, WarningMessage, Info]
+
+
+CHANGE_TORCH = """
+from finetune.commands.python_api import as_python
+
+@as_python
+def change_torch(subject: str) -> bool:
+    import torch
+    torch.manual_seed(42)
+    torch.rand(3)
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+"""
+
+
+def test_a_call_leaves_the_state_of_torch_as_it_was() -> None:
+    names: dict[str, Any] = {"__name__": "user"}
+    exec(CHANGE_TORCH, names)
+    state = torch.get_rng_state()
+    threads = torch.get_num_threads()
+    with torch.inference_mode():
+        assert names["change_torch"]("it")
+        assert torch.is_inference_mode_enabled()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (torch.get_num_threads(), torch.backends.cuda.cudnn_sdp_enabled()) == (threads, True)
+
+
+@pytest.mark.slow
+def test_the_first_call_leaves_torch_as_in_a_new_process() -> None:
+    script = f"{CHANGE_TORCH}\nimport sys\nprint('torch' in sys.modules)\nchange_torch('it')"
+    script += "\nimport torch\nprint(torch.initial_seed(), torch.get_num_threads())"
+    command = [sys.executable, "-c", script]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    was_imported, seed, threads = output.split()
+    assert (was_imported, threads) == ("False", os.environ["OMP_NUM_THREADS"])
+    assert seed != "42"
 
 
 def test_the_package_offers_its_functions_and_nothing_that_is_not_there() -> None:
