@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas
 import pyarrow
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, DatasetInfo, Features, Value, concatenate_datasets
@@ -29,6 +30,8 @@ DEFAULT_FRACTION = 0.1
 # Smaller tables get no validation split: a tenth of the rows would choose a model by chance, and
 # training needs the rows.
 MIN_ROWS_TO_VALIDATE = 1_000
+# Words with digits, addresses, and punctuation: near duplicates differ only in these.
+VARIABLE = r"[\w.:/#-]*[\p{N}@][\w.@:/#-]*|[^\p{L}\p{M}\s]+"
 # Why the accuracy on most rows of finetune label says little about other texts.
 HARD = "because they are hard or differ from the others"
 
@@ -167,6 +170,18 @@ def number_texts(
     return _number_values(pyarrow.chunked_array([numbers * len(numbers) + _number(pairs)]))
 
 
+def find_near_duplicates(rows: Dataset, train: Dataset) -> NDArray[np.bool_]:
+    """Return which rows differ from a training row only in numbers and punctuation: [rows]."""
+    parts = {"rows": texts_of(rows).joined, "train": texts_of(train).joined}
+    fixed = {
+        name: pc.utf8_trim_whitespace(pc.replace_substring_regex(texts, VARIABLE, " "))
+        for name, texts in parts.items()
+    }
+    numbers = number_splits({name: [texts] for name, texts in fixed.items()})
+    has_words = pc.not_equal(fixed["rows"], "").to_numpy()
+    return np.asarray(np.isin(numbers["rows"], numbers["train"]) & has_words)
+
+
 def number_splits(
     splits: Mapping[str, Sequence[pyarrow.ChunkedArray]],
 ) -> dict[str, NDArray[np.int64]]:
@@ -292,28 +307,38 @@ def _reject_constant(train: Dataset, task: Task) -> None:
         )
 
 
+def _draw(texts: TextColumns, *, seed: int) -> NDArray[np.uint64]:
+    """Return a random number for each text, [rows], which other rows of the table don't change."""
+    normal = pyarrow.chunked_array(map(_normalize, texts.joined.chunks), "string")
+    hashes = pandas.util.hash_array(normal.to_numpy(), hash_key=f"{seed:016}"[-16:])
+    return np.asarray(hashes, np.uint64)
+
+
 def find_held_out(
-    texts: NDArray[np.int64], strata: NDArray[np.int64], *, fraction: float, seed: int
+    texts: NDArray[np.int64],
+    strata: NDArray[np.int64],
+    drawn: NDArray[np.uint64],
+    *,
+    fraction: float,
 ) -> NDArray[np.bool_]:
-    """Return which rows are held out: of shape [rows], the same for the same seed.
+    """Return which rows are held out, those with the smallest random numbers: [rows].
 
     Each stratum contributes its share, rounded to a row, and keeps at least one text. Rows of one
     text stay together, in the stratum of the first. Texts and strata are numbers in order of first
-    appearance, both of shape [rows].
+    appearance, all of shape [rows]. If rows are added, dropped or relabeled, most others stay.
     """
-    generator = np.random.default_rng(seed)
     sizes = np.bincount(texts)
     first_rows = np.flatnonzero(np.diff(np.maximum.accumulate(texts), prepend=-1))
     is_held_out = np.zeros(len(sizes), bool)
     rows_before = 0
     for stratum in np.unique(strata[first_rows]):
-        members = texts[first_rows[strata[first_rows] == stratum]]
+        rows = first_rows[strata[first_rows] == stratum]
+        members = texts[rows[np.argsort(drawn[rows], kind="stable")]]
         # Rounding the running total keeps the total exact over many small classes.
         rows_after = rows_before + int(sizes[members].sum())
         quota = round(fraction * rows_after) - round(fraction * rows_before)
         rows_before = rows_after
-        shuffled = members[generator.permutation(len(members))[1:]]
-        is_held_out[shuffled[_find_fitting(sizes[shuffled], quota)]] = True
+        is_held_out[members[_find_fitting(sizes[members[:-1]], quota)]] = True
     return is_held_out[texts]
 
 
@@ -344,18 +369,20 @@ def _with_missing_splits(
         validation = DEFAULT_FRACTION if is_worth_it else 0.0
     fractions = {"test": options.test_fraction, "validation": validation}
     missing = [name for name in fractions if name not in table and fractions[name]]
-    texts = number_texts(*texts_of(train)) if missing else np.empty(0, np.int64)
-    if missing and task.problem_type == SINGLE:
-        _warn_of_contradictions(texts, _strata_of(train, task))
+    if missing:
+        texts = number_texts(*texts_of(train))
+        drawn = _draw(texts_of(train), seed=options.split_seed)
+        if task.problem_type == SINGLE:
+            _warn_of_contradictions(texts, _strata_of(train, task))
     for name in missing:
         rows = fractions[name] * rows_of_table
         mask = np.zeros(len(train), bool)
         if rows < len(train):
             strata, fraction = _strata_of(train, task), rows / len(train)
-            mask = find_held_out(texts, strata, fraction=fraction, seed=options.split_seed)
+            mask = find_held_out(texts, strata, drawn, fraction=fraction)
         if mask.any():
             splits[name] = rows_where(train, mask)
-            train, texts = rows_where(train, ~mask), texts[~mask]
+            train, texts, drawn = rows_where(train, ~mask), texts[~mask], drawn[~mask]
         elif name == "test" or options.validation_fraction is not None:
             zero = ", or 0 for none" if name == "validation" else ""
             raise DataError(

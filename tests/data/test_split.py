@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pytest
 from data_files import messages
@@ -14,6 +15,7 @@ from finetune.config.schema import DataConfig
 from finetune.data.dataset import (
     column_of,
     find_held_out,
+    find_near_duplicates,
     make_dataset,
     number_texts,
     rows_where,
@@ -77,12 +79,57 @@ def test_no_text_is_ever_on_both_sides_and_no_class_vanishes(
     table = table_of([text for text, _ in rows], [label for _, label in rows])
     numbers = number_texts(*columns_of(table))
     strata = TASK.strata(TASK.labels(column_of(table, "label")))
-    mask = find_held_out(numbers, strata, fraction=fraction, seed=seed)
+    drawn = np.random.default_rng(seed).integers(1000, size=len(rows)).astype(np.uint64)
+    mask = find_held_out(numbers, strata, drawn, fraction=fraction)
     kept, held_out = rows_where(table, ~mask), rows_where(table, mask)
     assert len(kept) + len(held_out) == len(rows)
     assert {t.casefold() for t in kept["text"]}.isdisjoint(t.casefold() for t in held_out["text"])
     first_labels = {text.casefold(): label for text, label in reversed(rows)}
     assert set(first_labels.values()) <= {first_labels[t.casefold()] for t in kept["text"]}
+
+
+def test_changes_of_a_table_change_few_rows_of_its_test_split() -> None:
+    table = numbered_table(many=600, some=300, few=100)
+    rows = [*zip(texts_of(table), (CLASSES[label] for label in table["label"]), strict=True)]
+    relabeled = [(text, "some" if text.endswith("7") else label) for text, label in rows]
+    changed = {
+        "in another order": (rows[::-1], 100),
+        "with other spaces": ([(f" {text.upper()}", label) for text, label in rows], 100),
+        "relabeled": (relabeled, 85),
+        "without a class": ([row for row in rows if row[1] != "some"], 65),
+        "with more rows": (rows + [(f"new {number}", "many") for number in range(100)], 95),
+    }
+
+    def test_split(rows: list[tuple[str, str]], seed: int = 0) -> set[str]:
+        tables = DatasetDict(train=table_of(*map(list, zip(*rows, strict=True))))
+        split = split_table(tables, splitting(0.0, 0.1, seed), task=TASK)["test"]
+        return {text.strip().lower() for text in split["text"]}
+
+    before = test_split(rows)
+    assert len(before) == 100
+    for how, (after, shared) in changed.items():
+        assert len(before & test_split(after)) >= shared, how
+    assert len(before & test_split(rows, seed=1)) < 30
+
+
+@pytest.mark.parametrize(
+    ("text", "is_near"),
+    [
+        ("Order 815 of 1.5.2024 hasn't arrived!", True),
+        ("order A-17/4 of Monday hasn't arrived", False),
+        ("order A-17/4 of hasn't arrived", True),
+        ("ORDER no@one.org of 12:30 — hasn\u2019t   arrived…", True),
+        ("orders 12 of 4 hasn't arrived", False),
+        ("заказ №99 не пришёл", True),
+        ("订单７没有到", True),
+        ("99 - 12", False),
+        ("", False),
+    ],
+)
+def test_near_duplicates_differ_in_numbers_and_punctuation(text: str, is_near: bool) -> None:
+    known = ["order 12 of 3 hasn't arrived", "заказ 1 не пришёл", "订单12没有到", "12:30", "🙂"]
+    train, rows = table_of(known, ["many"] * 5), table_of([text], ["many"])
+    assert find_near_duplicates(rows, train).tolist() == [is_near]
 
 
 def test_splits_that_the_data_brings_are_not_touched_and_texts_they_share_are_counted() -> None:
