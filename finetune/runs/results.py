@@ -151,7 +151,7 @@ class RunResults(RunResultMixin):
 
 
 def with_intervals(scores: Scores, task: Task, rows: Sequence[Mapping[str, Any]]) -> Scores:
-    """Return the scores of predicted rows with intervals of metrics that are not proportions."""
+    """Return scores of predicted rows with intervals, and with metrics of distinct rows."""
     if not rows:
         return scores
     resamples = int(np.clip(MAX_RESAMPLED_ROWS / len(rows), 100, RESAMPLES))
@@ -161,7 +161,16 @@ def with_intervals(scores: Scores, task: Task, rows: Sequence[Mapping[str, Any]]
         if name in scores.metrics and name != "loss" and not METRICS[name].is_proportion:
             interval = percentile_interval(scores.metrics[name], values)
             intervals[name] = (interval.low, interval.high)
-    return replace(scores, intervals=intervals)
+    return replace(with_distinct(scores, task, rows), intervals=intervals)
+
+
+def with_distinct(scores: Scores, task: Task, rows: Sequence[Mapping[str, Any]]) -> Scores:
+    """Return the scores with metrics of the rows without a near duplicate in training."""
+    weights = np.array([not row.get("near_duplicate") for row in rows], float)
+    if weights.all():
+        return scores
+    metrics = task.weighted_metrics(rows)(weights) if weights.any() else {}
+    return replace(scores, distinct={"samples": int(weights.sum()), **metrics})
 
 
 def read_results(folder: RunFolder) -> RunResults:

@@ -19,7 +19,7 @@ from finetune.runs.folder import RUN_KINDS, RunFolder, SeveralFolder
 from finetune.runs.journal import Journal
 from finetune.runs.manifest import Manifest
 from finetune.runs.request import RunRequest, find_changes
-from finetune.runs.results import SCHEMA_VERSION, RunResults, best_of, read_results
+from finetune.runs.results import SCHEMA_VERSION, RunResults, best_of, read_results, with_distinct
 from finetune.tasks.base import Outputs, Task
 from finetune.tasks.metrics import METRICS, choose_metric
 from finetune.tasks.scores import Scores
@@ -94,6 +94,7 @@ class SeveralResults(RunResultMixin):
         labels = task.from_json([row["label"] for row in rows])
         losses = np.array([row["loss"] for row in rows])
         scores = task.score_outputs(_outputs_of(task, rows), losses, labels)
+        scores = with_distinct(scores, task, rows)
         drawn = bootstrap(task.weighted_metrics(rows), rows=len(rows))
         intervals = {
             name: metric_interval(METRICS[name], scores.metrics[name], len(rows), values)

@@ -103,7 +103,7 @@ def spelled_as(name: str, known: Collection[str]) -> str | None:
 
 UserFunction = Callable[[Any], Mapping[str, Any]]
 # Names of all_results.json.
-_RESERVED = ("samples", "per_class", "confusion_matrix", "intervals", "kind")
+_RESERVED = ("samples", "per_class", "confusion_matrix", "intervals", "distinct", "kind")
 # Metrics that some round to four digits.
 _ROUNDING = 1e-4
 

@@ -34,6 +34,8 @@ MULTI_LABEL = ("threshold", "average_precision")
 LARGE_CLASS, MIN_CLASS_ROWS = 0.1, 3
 # "Far above" the baseline: this much higher, or at most this fraction of its error.
 FAR, FAR_ERROR = 0.2, 0.5
+# At least this fraction of the rows has near duplicates in training.
+NOTABLE = 0.05
 # With at least this many rows, percentages have a decimal place.
 MANY_ROWS = 200
 # The confusion matrix grows with the square of the classes: at 10,000 it would take gigabytes.
@@ -72,6 +74,7 @@ class Scores(DisplayMixin):
     ``baselines`` are the metrics of the best constant prediction. The confusion matrix, [true,
     predicted], is empty for very many classes, and None unless each row has exactly one class.
     ``intervals`` has the ends of 95% intervals, if known, of metrics that are not proportions.
+    ``distinct`` has the metrics, and the ``samples``, of rows without a near duplicate in training.
     """
 
     samples: int
@@ -80,6 +83,7 @@ class Scores(DisplayMixin):
     per_class: Mapping[str, ClassScores] | None = None
     confusion_matrix: Sequence[Sequence[int]] | None = None
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    distinct: Mapping[str, float] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
         part = "baselines" if name.startswith(BASELINE) else "metrics"
@@ -154,7 +158,23 @@ class Scores(DisplayMixin):
             words += f" (95% CI {interval})"
         is_open = self.standing.startswith("may")
         words += f", {'which ' * is_open}{self.standing} {constant}{show(baseline)})"
-        return f"{words}: {samples:,} rows are too few to tell." if is_open else f"{words}."
+        words += f": {samples:,} rows are too few to tell." if is_open else "."
+        return words + self._describe_distinct(metric, digits=digits)
+
+    def _describe_distinct(self, metric: Metric, *, digits: int) -> str:
+        """Return sentences about near duplicates in training, if there are many."""
+        near = self.samples - int(self.distinct.get("samples", self.samples))
+        if near < NOTABLE * self.samples:
+            return ""
+        what = "numbers or punctuation"
+        sentence = f" {near:,} of these rows differ from a training row only in {what}"
+        if near == self.samples:
+            return f"{sentence}, so it is unknown how well the model does on other texts."
+        others = Scores(self.samples - near, {metric.name: self.distinct[metric.name]})
+        interval = others.interval(metric.name, digits=digits)
+        limits = f" (95% CI {interval})" if interval else ""
+        value = metric.sentence.format(others.values[0])
+        return f"{sentence}. {value} on the other {others.samples:,}{limits}."
 
     @property
     def table(self) -> Table | None:
@@ -199,6 +219,8 @@ class Scores(DisplayMixin):
             values["confusion_matrix"] = self.confusion_matrix
         if self.intervals:
             values["intervals"] = dict(self.intervals)
+        if self.distinct:
+            values["distinct"] = dict(self.distinct)
         return values
 
     def with_classes(
@@ -235,8 +257,8 @@ class Scores(DisplayMixin):
         classes = values.get("per_class")
         per_class = classes and {name: ClassScores(**columns) for name, columns in classes.items()}
         intervals = {name: (low, high) for name, (low, high) in values.get("intervals", {}).items()}
-        matrix = values.get("confusion_matrix")
-        return cls(values["samples"], metrics, baselines, per_class, matrix, intervals)
+        matrix, distinct = values.get("confusion_matrix"), values.get("distinct", {})
+        return cls(values["samples"], metrics, baselines, per_class, matrix, intervals, distinct)
 
 
 def missed_classes(scores: Scores) -> dict[str, float]:

@@ -63,6 +63,9 @@ def test_every_row_is_predicted_once_by_a_model_that_was_trained_without_its_tex
     assert [row["row"] for row in rows] == [*range(2, 16)]
     assert [f"{row['text']},{row['label']}" for row in rows[:12]] == ROWS
     assert rows[0]["fold"] == rows[12]["fold"] == rows[13]["fold"]
+    # All texts are one of three, with a number.
+    assert all(row["near_duplicate"] for row in rows)
+    assert read_json(folds / "folds.json")["test"]["distinct"] == {"samples": 0}
     assert sorted({row["fold"] for row in rows}) == [1, 2, 3]
     content = read_json(folds / "folds.json")
     interval, scores = content["intervals"]["accuracy"], Scores.from_json(content["test"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from report.example_run import DETAILS, example_results
 
-from finetune.runs.results import RunResults, summarize, with_intervals
+from finetune.runs.results import RunResults, summarize, with_distinct, with_intervals
 from finetune.tasks.base import Task
 from finetune.tasks.multi import Multi
 from finetune.tasks.regression import Regression
@@ -66,3 +66,20 @@ def test_metrics_that_are_no_proportion_have_an_interval_in_the_summary(task: Ta
         assert low <= scores.metrics[name] <= high
     text = summarize(replace(example_results(), task=task, test=scores, validation=None))
     assert " on 200 test rows (95% CI " in text
+
+
+def test_accuracy_without_near_duplicates_is_described_if_they_are_many() -> None:
+    task, labels = Single(["a", "b"]), np.arange(40) % 2
+    predicted = np.where(np.isin(np.arange(40), (1, 2, 3)), 1 - labels, labels)
+    logits = np.eye(2, dtype=np.float32)[predicted]
+    scores, rows = task.score(logits, labels), task.prediction_rows(logits, labels)
+
+    def describe(near: int) -> str:
+        listed = [row | {"near_duplicate": place >= 40 - near} for place, row in enumerate(rows)]
+        return Scores.from_json(with_distinct(scores, task, listed).to_json()).describe()
+
+    assert describe(1) == describe(0) == scores.describe()
+    text = describe(30)
+    assert " 30 of these rows differ from a training row only in numbers or punctuation. " in text
+    assert text.endswith("Accuracy 70.0% on the other 10 (95% CI 40–89%).")
+    assert "it is unknown how well the model does on other texts" in describe(40)
