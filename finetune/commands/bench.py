@@ -91,13 +91,15 @@ def run_bench(
             write()  # a device may end the process
         results = replace(results, is_complete=True)
     except KeyboardInterrupt as stop:
-        raise InterruptionError(
-            "the benchmark was stopped early",
-            remedy=f"see the results so far in {output_dir}, or run the command again",
-            signal_number=signal_of(stop),
-        ) from None
+        message, remedy = "stopped before the first result", "run the command again"
+        if results.rows:
+            message = "the benchmark was stopped early"
+            remedy = f"see the results so far in {output_dir}, or {remedy}"
+        signal_number = signal_of(stop)
+        raise InterruptionError(message, remedy=remedy, signal_number=signal_number) from None
     finally:
-        write()
+        if results.rows:  # an earlier benchmark is worth more than a page without rows
+            write()
     return results
 
 

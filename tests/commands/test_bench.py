@@ -67,6 +67,23 @@ def test_ctrl_c_keeps_what_was_measured(
     assert "rows are missing" in (tmp_path / "bench.html").read_text()
 
 
+def test_ctrl_c_before_the_first_result_keeps_an_earlier_benchmark(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = ("bench", "mlp", "--device", "cpu", "--output-dir", tmp_path)
+    monkeypatch.setattr(workloads, "measure", time_all)
+    assert command(*bench).code == 0
+    before = [(tmp_path / name).read_bytes() for name in ("bench.json", "bench.html")]
+
+    def be_stopped_at_once(*_: Any, **__: Any) -> Iterator[list[Row]]:
+        raise KeyboardInterrupt
+        yield []
+
+    monkeypatch.setattr(workloads, "measure", be_stopped_at_once)
+    command(*bench).assert_refused(130, "stopped before the first result", "run the command again")
+    assert [(tmp_path / name).read_bytes() for name in ("bench.json", "bench.html")] == before
+
+
 @pytest.mark.slow
 def test_a_real_bench_goes_on_after_a_failure(tmp_path: Path) -> None:
     (tmp_path / "own_networks.py").write_text(
