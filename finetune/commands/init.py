@@ -51,7 +51,8 @@ def describe_table(options: DataConfig, *, model: str | None) -> dict[str, Any]:
         # This import takes 3 s and a third of the memory.
         from finetune.runs.linear_head import expect
 
-        config = Config(data=options, model=ModelConfig(model=guesses.values["model"]))
+        read = {name: guesses.values[name] for name in ("model", "max_length")}
+        config = Config(data=options, model=ModelConfig(**read))
         expectation = expect(config, splits["train"], table)
     return {
         "columns": [*table.column_names],

@@ -8,6 +8,8 @@ import yaml
 from tiny_runs import Command
 
 from finetune.config.load import load_config
+from finetune.config.schema import Config
+from finetune.runs import guess, linear_head
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +64,17 @@ def test_what_the_user_said_of_the_file_is_configured(command: Command, tmp_path
     config = load_config(file="table.yaml").config.data
     assert (config.encoding, config.header) == ("koi8_r", False)
     assert (config.text_column, config.label_column) == ("column1", "column2")
+
+
+def test_the_baseline_reads_texts_to_the_length_that_is_proposed(
+    command: Command, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [f"{'what is this city ' * 60}{number},{number % 2}" for number in range(40)]
+    Path("long.csv").write_text("\n".join(["text,label", *rows]))
+    configs: list[Config] = []
+    # The tiny model reads 64 tokens; without a tokenizer, the length is estimated.
+    monkeypatch.setattr(guess, "measure_tokens", lambda *_: None)
+    monkeypatch.setattr(linear_head, "expect", lambda config, *_: configs.append(config))
+    assert command("init", "long.csv", "--model", tiny_folder).code == 0
+    proposed = load_config(file="long.yaml").config.model.max_length
+    assert configs[0].model.max_length == proposed > 128
