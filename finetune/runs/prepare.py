@@ -230,7 +230,9 @@ def choose_method(config: Config, task: Task, *, rows: int) -> TrainingMethod:
     if config.model.mode.trains_encoder:
         option, choice = "contrastive", training.contrastive
         if training.fit_head == "on" and choice == "off":
-            obstacle = "--fit-head on needs a frozen encoder, or --contrastive on"
+            obstacle = "the encoder is trained, and --contrastive is off"
+        elif training.fit_head == "off" and choice == "on":
+            obstacle = "few-shot training fits the head, and --fit-head is off"
         elif task.name != "single":
             obstacle = f"the task is {task.name}"
         elif training.label_smoothing:
@@ -247,8 +249,9 @@ def choose_method(config: Config, task: Task, *, rows: int) -> TrainingMethod:
         obstacle = "the loss is focal, which has no single optimum"
     if choice == "on" or (option == "contrastive" and training.fit_head == "on"):
         if obstacle:
+            flag = option if choice == "on" else "fit-head"
             raise ConfigurationError(
-                f"--{option} on can't be used: {obstacle}", remedy=f"use --{option} auto"
+                f"--{flag} on can't be used: {obstacle}", remedy=f"use --{flag} auto"
             )
     elif choice == "off" or obstacle or not is_due:
         return TrainingMethod()

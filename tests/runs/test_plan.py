@@ -110,6 +110,26 @@ def test_the_method_depends_on_rows_mode_task_and_options_of_gradient_descent(
     assert (method.fits_head, method.is_contrastive) == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"fit_head": "on", "contrastive": "off"}, "--fit-head"),
+        ({"fit_head": "on", "task": Regression()}, "--fit-head"),
+        ({"fit_head": "on", "label_smoothing": 0.1}, "--fit-head"),
+        ({"fit_head": "on", "loss": "focal", "freeze_core": True}, "--fit-head"),
+        ({"fit_head": "off", "contrastive": "on"}, "--contrastive"),
+        ({"contrastive": "on", "task": Regression()}, "--contrastive"),
+    ],
+    ids=str,
+)
+def test_an_option_that_cannot_be_used_is_one_that_was_set(
+    options: dict[str, Any], flag: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"{flag} on can't be used") as refused:
+        choose(**options)
+    assert refused.value.remedy == f"use {flag} auto"
+
+
 @pytest.mark.parametrize("mode", [{}, {"freeze_core": True}])
 def test_several_ranks_take_plain_steps(
     mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
