@@ -58,7 +58,7 @@ class LinearHeadFitter:
 
     ``cross_validated`` holds the logits of the training rows on the frozen encoder, each row
     predicted by a head fitted without it. It is None if validation rows measure the model.
-    ``unlabeled`` and ``names`` are fields of ``RunDetails``.
+    ``names`` is a field of ``RunDetails``.
     """
 
     def __init__(self, inputs: RunInputs, trainer: Trainer) -> None:
@@ -75,7 +75,6 @@ class LinearHeadFitter:
                 logits = cross_validate(rows, [strength], seed=seed)[strength]
             self.cross_validated = logits
         self._inverse_regularization = strength
-        self.unlabeled: dict[str, float] | None = None
         self.names = self._add_names(rows) if "names" in trainer.examples else ""
         # Contrastive training changes the features; the pretrained weights are kept to interpolate.
         self._rows = None if is_contrastive else rows
@@ -135,18 +134,20 @@ class LinearHeadFitter:
             features = self._read_features("test").features
             classes = [fitted.logits(features).argmax(axis=1) for fitted in (plain, head)]
             changed = float((classes[0] != classes[1]).mean())
-            self.unlabeled = {"texts": len(texts), "changed": changed}
-            emit(
-                Info(
-                    f"few-shot: the head also learned from {len(texts):,} unlabeled texts, which "
-                    f"changed {changed:.1%} of the predictions on test rows"
-                )
-            )
+            self._trainer.progress.unlabeled = {"texts": len(texts), "changed": changed}
+            self.report_unlabeled()
         with torch.no_grad():
             for parameter in text_model.output_parameters:
                 values = head.bias if parameter.ndim == 1 else head.weight
                 parameter.copy_(torch.from_numpy(values))
         return head.loss
+
+    def report_unlabeled(self) -> None:
+        """Report the unlabeled texts that the head was fitted on, if any."""
+        if unlabeled := self._trainer.progress.unlabeled:
+            learned = f"also learned from {unlabeled['texts']:,.0f} unlabeled texts"
+            changed = f"changed {unlabeled['changed']:.1%} of the predictions on test rows"
+            emit(Info(f"few-shot: the head {learned}, which {changed}"))
 
 
 def read_features(

@@ -132,6 +132,8 @@ class Run:
             if resumes:
                 run.checkpoints.restore(run.trainer)
                 emit(Info(f"resuming after step {run.progress.steps:,}"))
+                if run.head:
+                    run.head.report_unlabeled()
             if distributed.is_main():
                 if resumes:
                     continue_journal(folder, steps=run.progress.steps)
@@ -247,7 +249,7 @@ class Run:
             task=task,
             facts=describe_facts(inputs, self.plan),
             training=self._training_metrics(peak_bytes),
-            details=_describe_details(inputs, self.plan, self.head),
+            details=_describe_details(inputs, self.plan, self.head, self.progress),
             validation=scores,
             test=test_scores,
             calibration=measure_calibration(task, *test) if validation else None,
@@ -330,7 +332,7 @@ class Run:
             best_global_step=progress.best_step,
             train_samples=len(self.inputs.examples["train"].labels),
             train_runtime=seconds,
-            train_samples_per_second=steps * plan.effective_batch_size / seconds,
+            train_samples_per_second=progress.examples / seconds,
             train_steps_per_second=steps / seconds,
             train_loss=progress.loss_sum / steps,
             train_batch_size=self.trainer.batch_size.examples,
@@ -381,7 +383,9 @@ def describe_facts(inputs: RunInputs, plan: Plan) -> RunFacts:
     )
 
 
-def _describe_details(inputs: RunInputs, plan: Plan, head: LinearHeadFitter | None) -> RunDetails:
+def _describe_details(
+    inputs: RunInputs, plan: Plan, head: LinearHeadFitter | None, progress: Progress
+) -> RunDetails:
     metric = choose_metric(plan.metric_for_best_model, inputs.task.problem_type)
     lengths = {}
     for split in inputs.data.splits:
@@ -401,7 +405,7 @@ def _describe_details(inputs: RunInputs, plan: Plan, head: LinearHeadFitter | No
         class_rows=inputs.task.count_classes(inputs.examples["train"].labels),
         metric_for_best_model=metric.name,
         is_balanced=inputs.config.training.class_weights == "balanced",
-        unlabeled=head.unlabeled if head else None,
+        unlabeled=progress.unlabeled,
         names=head.names if head else "",
         drawn=None if inputs.data.drawn is None else len(inputs.data.drawn),
     )

@@ -25,10 +25,13 @@ class StateUnusableError(Exception):
 class Progress:
     """The progress of a run; ``seconds`` includes validation and saving.
 
+    ``unlabeled`` has the number of unlabeled texts that a head was fitted on, and the fraction of
+    test rows that a head without them predicts differently.
     ``validations_since_best`` counts validations in a row that improved neither score nor loss.
     """
 
     steps: int = 0
+    examples: int = 0
     seconds: float = 0.0
     loss_sum: float = 0.0
     best_score: float | None = None
@@ -36,6 +39,7 @@ class Progress:
     best_step: int = 0
     lowest_loss: float | None = None
     validations_since_best: int = 0
+    unlabeled: dict[str, float] | None = None
 
     def note_validation(self, *, score: float, loss: float) -> bool:
         """Return whether a validation has the best score so far, or an equal one and less loss."""

@@ -178,6 +178,7 @@ class Trainer:
         for batch, cut in move_batches(train, batches, device=self.device):
             loss = self.step(progress.steps, cut)
             progress.steps += 1
+            progress.examples += len(batch.indices)
             if self._guard:
                 self._guard.note_gradients(self.model)
             self._unreported.append((batch, loss))
@@ -196,6 +197,7 @@ class Trainer:
         """Take the only step of a run without steps: fit its linear head."""
         self.progress.loss_sum += fitter.finish()
         self.progress.steps += 1
+        self.progress.examples += len(self.examples["train"].labels)
         self._check_device()
         self.validate()
         # A head is written quickly, and a killed run has no other checkpoint to continue from.

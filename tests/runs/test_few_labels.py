@@ -20,6 +20,7 @@ from finetune.events import Event, Info, Stage, Step, WarningMessage
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.prepare import prepare_variant
+from finetune.runs.run import Run
 from finetune.training import plan
 
 STEPS = 6
@@ -172,13 +173,31 @@ def test_a_head_also_learns_from_unlabeled_texts(
     assert have_same_bits(weights_of(tmp_path / "run"), weights_of(again))
 
 
+def test_a_run_that_resumes_behind_its_steps_still_reports_the_unlabeled_texts(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def be_stopped(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    options = {"unlabeled": {"body": [f"what is the {thing} of it?" for thing in THINGS]}}
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "finish", be_stopped)
+        with pytest.raises(InterruptionError):
+            train(tmp_path / "run", **options)
+    events: list[Event] = []
+    finetune.run(resume_from_checkpoint=tmp_path / "run", emit=events.append)
+    assert was_emitted(events, Info, f"also learned from {len(THINGS)} unlabeled texts")
+    details = read_json(tmp_path / "run/all_results.json")["details"]
+    assert details["unlabeled"]["texts"] == len(THINGS)
+    assert "Unlabeled texts" in (tmp_path / "run/report.html").read_text()
+
+
 def test_texts_that_no_head_learns_from_are_reported(train: Train, tmp_path: Path) -> None:
     texts = tmp_path / "new.txt"
     texts.write_text("what is it?\nwhere is it?\n")
     events: list[Event] = []
     train(tmp_path / "run", unlabeled=str(texts), freeze_core=True, emit=events.append)
-    [warning] = [event.message for event in events if isinstance(event, WarningMessage)]
-    assert "unlabeled has no effect" in warning
+    assert was_emitted(events, WarningMessage, "unlabeled has no effect")
 
 
 def test_a_variant_with_a_frozen_encoder_trains_on_no_names(tiny_folder: Path) -> None:

@@ -43,6 +43,16 @@ def test_the_results_have_the_names_that_trainer_gives_them(finished_run: Path) 
     assert results["train_steps_per_second"] == pytest.approx(8 / seconds)
 
 
+@pytest.mark.parametrize("options", [{"max_steps": 1}, {"fit_head": "on"}, {}])
+def test_the_speed_counts_the_examples_that_were_trained_on(
+    options: dict[str, Any], tiny_folder: Path, tmp_path: Path
+) -> None:
+    few: dict[str, Any] = {"max_train_samples": 17, "batch_size": 32, "freeze_core": True}
+    results = run_tiny(tmp_path / "run", model=tiny_folder, **(few | options))
+    trained = results["train_samples_per_second"] * results["train_runtime"]
+    assert trained == pytest.approx(17 * results["global_step"])
+
+
 def test_a_pipeline_that_truncates_reads_as_much_of_a_long_text(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
