@@ -410,7 +410,8 @@ def write_export(content: list[dict[str, Any]] | str, source: str, folder: Path)
 
 
 @pytest.mark.parametrize(
-    ("source", "name"), [(source, name) for source, names in SOURCES.items() for name in names]
+    ("source", "name"),
+    [(source, name) for source, names in SOURCES.items() for name in sorted(names)],
 )
 def test_an_export_is_loaded_from_every_source(source: str, name: str, tmp_path: Path) -> None:
     content, labels = EXPORTS[name]
