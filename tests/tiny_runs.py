@@ -69,24 +69,32 @@ def run_tiny(folder: Path, *, model: Path, **options: Any) -> dict[str, Any]:
     return {**results.to_json(), "output_dir": results.output_dir}
 
 
-def copy_run(run: Path, to: Path, *, answers: Sequence[Any] = (), **options: Any) -> Path:
+def copy_run(
+    run: Path,
+    to: Path,
+    *,
+    answers: Sequence[Any] = (),
+    rows: Sequence[dict[str, Any]] | None = None,
+    **options: Any,
+) -> Path:
     """Copy the files of a finished run that ``finetune compare`` reads.
 
     Args:
         run: The run.
         to: The folder of the copy.
         answers: Predictions for the first test rows, which replace the run's.
+        rows: Predicted test rows, which replace the run's.
         options: Options to change in the configuration.
     """
     (to / "model").mkdir(parents=True)
     for name in ("manifest.json", "model/config.json"):
         shutil.copy(run / name, to / name)
-    rows = read_jsonl(run / "predictions.jsonl")
+    rows = read_jsonl(run / "predictions.jsonl") if rows is None else [*rows]
     changed = [row | {"predicted": answer} for row, answer in zip(rows, answers, strict=False)]
     rows = changed + rows[len(changed) :]
     write_jsonl(to / "predictions.jsonl", rows)
     metrics = RunFolder(run).read_task().weighted_metrics(rows)(np.ones(len(rows)))
-    found = {f"test_{name}": value for name, value in metrics.items()}
+    found = {f"test_{name}": value for name, value in metrics.items()} | {"test_samples": len(rows)}
     write_json(to / "all_results.json", read_json(run / "all_results.json") | found)
     config = (run / "config.yaml").read_text(encoding="utf-8")
     for option, value in options.items():

@@ -57,6 +57,8 @@ def _show(comparison: "Comparison") -> None:
     from finetune.runs.compare import tabulate
 
     for group in comparison.groups:
+        for note in group.notes:
+            show_paragraph(note)
         for table in tabulate(group):
             show_result_table(table, title=table.title)
         if group.verdict:

@@ -1,7 +1,8 @@
 """Compares finished runs: metrics, options, and rows that only some runs predict correctly."""
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal
@@ -22,11 +23,11 @@ from finetune.evaluation.statistics import (
 )
 from finetune.events import WarningMessage, emit
 from finetune.files import is_there
-from finetune.runs.folder import RunFolder, find_several
+from finetune.runs.folder import RunFolder, SeveralFolder, find_several
 from finetune.runs.results import RunResults, best_of, read_results
 from finetune.tasks.base import Task
-from finetune.tasks.metrics import METRICS
-from finetune.tasks.scores import MetricValue
+from finetune.tasks.metrics import METRICS, SINGLE
+from finetune.tasks.scores import MetricValue, Scores
 from finetune.tasks.tables import (
     DisplayMixin,
     Table,
@@ -34,11 +35,14 @@ from finetune.tasks.tables import (
     duration,
     format_number,
     format_value,
+    full_text,
     text_of,
 )
 
 SCHEMA_VERSION = 1
 Baseline = Literal["first", "best"]
+# Runs are compared if they share more than this fraction of their test rows.
+SHARED = 0.5
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,9 @@ class PairedComparison:
     """A run against the baseline: differences of metrics, with paired intervals.
 
     ``better`` counts rows that only the run predicts correctly or, in regression, more closely. The
-    rows that differ most are listed with ``row`` (from 0), ``text``, ``label``, ``baseline`` and
-    ``run``. The p-value is from McNemar's exact test, None in regression and with several seeds.
+    rows that differ most are listed with ``row`` (its line, or its row in a sheet), ``text``,
+    ``label``, ``baseline`` and ``run``. The p-value is from McNemar's exact test, None in
+    regression and with several seeds.
     """
 
     differences: Mapping[str, Interval]
@@ -82,7 +87,7 @@ class ComparedRun:
 class ComparedGroup:
     """Runs on the same test rows; ``options`` has the differing options, with a value per run.
 
-    The verdict recommends a run.
+    The notes say which rows and labels are not the same in all runs. The verdict recommends a run.
     """
 
     task: Task
@@ -91,6 +96,7 @@ class ComparedGroup:
     baseline: str
     runs: Sequence[ComparedRun]
     options: Mapping[str, Sequence[Any]]
+    notes: Sequence[str]
     verdict: str
 
 
@@ -117,39 +123,51 @@ class Comparison(DisplayMixin):
         return {"schema_version": SCHEMA_VERSION, "groups": groups}
 
 
+Row = Mapping[str, Any]
+Key = tuple[str, int]
+"""A text, and the number of the row among the rows with this text, in the order of labels."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Setting:
-    """A finished run, or several that differ only in their seed, with the rows of the first.
+    """A finished run, the folds of a cross-validation, or runs that differ only in their seed.
 
-    ``resampled`` has the metrics of resampled test rows.
+    ``results`` are those of the run, of each fold or of each seed. The ``rows`` of seeds are those
+    of the first. ``resampled`` has the metrics of resampled rows.
     """
 
     path: Path
     config: Config
     results: Sequence[RunResults]
+    task: Task
     metrics: Mapping[str, float]
-    predictions: Sequence[Mapping[str, Any]]
-    resampled: Mapping[str, NDArray[np.float64]]
+    rows: Mapping[Key, Row]
+    resampled: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    seeds: "Sequence[_Setting]" = ()
     name: str = ""
 
     @classmethod
     def read(cls, folder: RunFolder) -> "_Setting":
-        results = read_results(folder)
+        runs = folder.runs if isinstance(folder, SeveralFolder) else [folder]
+        results = [*map(read_results, runs)]
+        task, scores = results[0].task, results[0].test
+        if isinstance(folder, SeveralFolder):
+            scores = folder.read(folder.table_file, lambda table: Scores.from_json(table["test"]))
 
-        def resample(rows: list[Any]) -> tuple[list[Any], dict[str, NDArray[np.float64]]]:
-            if len(rows) != results.test.samples:
-                raise ValueError(f"{len(rows)} rows, but {results.test.samples} rows were tested")
-            return rows, bootstrap(results.task.weighted_metrics(rows), rows=len(rows))
+        def parse(rows: list[Row]) -> dict[Key, Row]:
+            if len(rows) != scores.samples:
+                raise ValueError(f"{len(rows)} rows, but {scores.samples} rows were tested")
+            task.weighted_metrics(rows)  # fails for an unknown class
+            return _number_texts(rows)
 
-        rows, resampled = folder.read(folder.predictions_file, resample)
-        metrics = results.test.metrics
-        return cls(folder.path, folder.read_config(), [results], metrics, rows, resampled)
+        rows = folder.read(folder.predictions_file, parse)
+        return cls(folder.path, folder.read_config(), results, task, scores.metrics, rows)
 
     @classmethod
     def merge(cls, runs: "Sequence[_Setting]") -> "_Setting":
         """Merge runs that differ only in their seed; runs are resampled as well as rows."""
-        first, count = runs[0], len(runs)
-        drawn = np.random.default_rng(0).integers(count, size=(count, RESAMPLES))
+        first, number = runs[0], len(runs)
+        drawn = np.random.default_rng(0).integers(number, size=(number, RESAMPLES))
         resampled = {}
         for name in first.resampled:
             values = np.stack([run.resampled[name] for run in runs])
@@ -157,9 +175,10 @@ class _Setting:
         return replace(
             first,
             path=first.path.parent if find_several(first.path.parent) else first.path,
-            results=[run.results[0] for run in runs],
+            results=[results for run in runs for results in run.results],
             metrics={name: mean([run.metrics[name] for run in runs]) for name in first.metrics},
             resampled=resampled,
+            seeds=runs,
         )
 
     def options(self, *, with_seed: bool) -> dict[str, Any]:
@@ -170,19 +189,21 @@ class _Setting:
     def describe(self, versus: PairedComparison | None) -> ComparedRun:
         """Return the run as it is shown."""
         first, metric = self.results[0], METRICS[next(iter(self.metrics))]
-        value, rows = self.metrics[metric.name], first.test.samples
-        values = [results.test.metrics[metric.name] for results in self.results]
+        value, seeds = self.metrics[metric.name], self.seeds or [self]
+        values = [run.metrics[metric.name] for run in seeds]
+        tested = sum(results.test.samples for results in self.results)
+        test_seconds = sum(results.stage_seconds["test"] for results in self.results)
         return ComparedRun(
             self.name,
             str(self.path),
             len(values),
             self.metrics,
-            metric_interval(metric, value, rows, self.resampled[metric.name]),
+            metric_interval(metric, value, len(self.rows), self.resampled[metric.name]),
             float(np.std(values, ddof=1)) if len(values) > 1 else None,
-            float(np.mean([results.training.train_runtime for results in self.results])),
+            sum(results.training.train_runtime for results in self.results) / len(seeds),
             first.facts.total_parameters,
             # In other modes, features were computed or read before the test.
-            1e3 * first.stage_seconds["test"] / rows if first.facts.mode == "full" else None,
+            1e3 * test_seconds / tested if first.facts.mode == "full" else None,
             versus,
         )
 
@@ -197,30 +218,108 @@ def compare_runs(
             f"there is only one run in {' '.join(map(str, paths))}, and nothing to compare it with",
             remedy="pass two or more runs, or a folder with several runs",
         )
-    groups: dict[tuple[str, str], list[_Setting]] = {}
-    for folder in folders.values():
-        run = _Setting.read(folder)
-        digest = folder.read(folder.manifest_file, lambda content: str(content["splits"]["test"]))
-        groups.setdefault((run.results[0].task.name, digest), []).append(run)
+    runs = [*map(_Setting.read, folders.values())]
+    groups = _group(runs, least=SHARED)
+    if len(groups) == len(runs):  # any shared rows are better than no comparison
+        groups = _group(runs, least=0)
     if len(groups) > 1:
         message = f"the runs were tested on {len(groups)} different sets of rows"
-        emit(WarningMessage(f"{message}, so there is one table per set"))
+        remedy = "use --folds 5, which tests all rows of a table, or the same --test-file"
+        emit(WarningMessage(f"{message}, so there is one table per set", remedy=remedy))
     return Comparison(
-        [_compare_group(runs, baseline=baseline, max_rows=max_rows) for runs in groups.values()]
+        [_compare_group(runs, baseline=baseline, max_rows=max_rows) for runs in groups]
     )
 
 
+def _number_texts(rows: Sequence[Row]) -> dict[Key, Row]:
+    above, keys = Counter[str](), dict[int, Key]()
+    for place in sorted(range(len(rows)), key=lambda place: str(rows[place]["label"])):
+        text = full_text(rows[place])
+        keys[place], above[text] = (text, above[text]), above[text] + 1
+    return {keys[place]: row for place, row in enumerate(rows)}
+
+
+def _group(runs: Sequence[_Setting], *, least: float) -> list[list[_Setting]]:
+    """Return the runs of one task that share more than a fraction of their test rows."""
+    groups: list[tuple[set[Key], list[_Setting]]] = []
+    for run in runs:
+        for number, (shared, group) in enumerate(groups):
+            both = shared & run.rows.keys()
+            if run.task.name == group[0].task.name and len(both) > least * max(
+                len(shared), len(run.rows)
+            ):
+                groups[number] = both, [*group, run]
+                break
+        else:
+            groups.append(({*run.rows}, [run]))
+    return [group for _, group in groups]
+
+
+def _align(runs: Sequence[_Setting]) -> tuple[list[_Setting], list[str]]:
+    """Return the runs on the rows that all have, with the labels of one run, and notes on both.
+
+    Labels are from the last run with corrected labels, or else from the last run.
+    """
+    corrected = [run for run in runs if run.config.data.corrections or run.config.data.label_map]
+    truth = [*runs, *corrected][-1]
+    keys = [key for key in runs[0].rows if all(key in run.rows for run in runs)]
+    names = [*dict.fromkeys(name for run in (truth, *runs) for name in run.task.class_names)]
+    labels = {key: truth.rows[key]["label"] for key in keys}
+    relabeled = sum(len({_names(run.rows[key]["label"]) for run in runs}) > 1 for key in keys)
+    is_same = not relabeled and all(len(run.rows) == len(keys) for run in runs)
+    aligned = []
+    for run in runs:
+        task, rows = replace(run.task, class_names=names), _relabel(run, labels, truth.task)
+        compute = task.weighted_metrics([*rows.values()])
+        metrics = {**(run.metrics if is_same else compute(np.ones(len(keys))))}
+        resampled = bootstrap(compute, rows=len(keys))
+        if relabeled:  # the loss of other labels is not known
+            del metrics["loss"], resampled["loss"]
+        aligned.append(replace(run, task=task, rows=rows, metrics=metrics, resampled=resampled))
+    notes = []
+    if any(len(run.rows) > len(keys) for run in runs):
+        notes.append(f"Only the {len(keys):,} rows that all of these runs tested are compared.")
+    if relabeled:
+        counts = f"{relabeled:,} of {len(keys):,} labels are not the same in all runs"
+        notes.append(f"{counts}. All runs are compared with the labels of {truth.path}.")
+    return aligned, notes
+
+
+def _names(label: Any) -> frozenset[Any]:
+    return frozenset(np.atleast_1d(label).tolist())
+
+
+def _relabel(run: _Setting, labels: Mapping[Key, Any], task: Task) -> dict[Key, Row]:
+    """Return rows with other labels. A class that only got another name is right under it."""
+    new_names = defaultdict[str, set[str]](set)
+    if task.problem_type == SINGLE:
+        for key, label in labels.items():
+            new_names[run.rows[key]["label"]].add(label)
+    renamed = {
+        old: min(new)
+        for old, new in new_names.items()
+        if len(new) == 1 and old not in task.class_numbers
+    }
+
+    rows: dict[Key, Row] = {}
+    for key, label in labels.items():
+        predicted = run.rows[key]["predicted"]
+        new = renamed.get(predicted, predicted) if renamed else predicted
+        rows[key] = {**run.rows[key], "label": label, "predicted": new}
+    return rows
+
+
 def finished_runs(path: Path) -> list[RunFolder]:
-    """Return a run, or the finished runs in a folder, by name."""
-    paths = [path]
-    if not RunFolder(path).config_file.is_file():
+    """Return a run, the folds of a cross-validation, or the finished runs in a folder, by name."""
+    runs = [_open(path)]
+    if not runs[0].first_file.is_file():
         # A link would list a run of this folder twice.
         paths = [path for path in path.glob("*/") if not path.is_symlink()]
         several = filter(None, map(find_several, paths))
         paths += [run.path for folder in several if folder.kind == "seeds" for run in folder.runs]
         # Sort seed-9 before seed-10.
         paths.sort(key=lambda path: (path.name.rstrip("0123456789"), len(path.name), path.name))
-    runs = [run for run in map(RunFolder, paths) if run.config_file.is_file()]
+        runs = [run for run in map(_open, paths) if run.first_file.is_file()]
     finished = [run for run in runs if run.has_finished]
     if not finished:
         problem = f"{path} is neither a finished run nor a folder of finished runs"
@@ -235,12 +334,18 @@ def finished_runs(path: Path) -> list[RunFolder]:
     return finished
 
 
+def _open(path: Path) -> RunFolder:
+    several = find_several(path)
+    return several if several and several.kind == "folds" else RunFolder(path)
+
+
 def _compare_group(runs: Sequence[_Setting], *, baseline: Baseline, max_rows: int) -> ComparedGroup:
+    runs, notes = _align(runs)
     settings = _group_seeds(runs)
     base: _Setting | None = settings[0]
     if baseline == "best":
         metric = runs[0].config.training.metric_for_best_model
-        base = best_of({run: run.results[0] for run in settings}, metric)
+        base = best_of({run: run.results for run in settings}, metric)
     if base is None:
         raise UsageError(
             "the best run is unknown, because some runs have no held-out validation split",
@@ -254,25 +359,31 @@ def _compare_group(runs: Sequence[_Setting], *, baseline: Baseline, max_rows: in
     options = [run.options(with_seed=not has_seeds) for run in settings]
     columns = {name: [values[name] for values in options] for name in options[0]}
     differing = {name: row for name, row in columns.items() if row.count(row[0]) < len(row)}
-    first, verdict = base.results[0], _recommend(settings)
+    data, verdict = base.results[0].facts.data, _recommend(settings)
     return ComparedGroup(
-        first.task, first.facts.data, first.test.samples, base.name, compared, differing, verdict
+        base.task, data, len(base.rows), base.name, compared, differing, notes, verdict
     )
 
 
 def _group_seeds(runs: Sequence[_Setting]) -> list[_Setting]:
     """Merge runs that differ only in their seed, unless one run would be left; give all a name."""
-    alike: dict[str, list[_Setting]] = {}
+    # If two runs are equal, those in a folder of seeds belong together.
+    ordered = sorted(runs, key=lambda run: find_several(run.path.parent) is None)
+    seeds, repeats = Counter[str](), dict[_Setting, int]()
+    for run in ordered:
+        options = repr(run.options(with_seed=True))
+        repeats[run], seeds[options] = seeds[options], seeds[options] + 1
+    alike: dict[tuple[str, int], list[_Setting]] = {}
     for run in runs:
-        alike.setdefault(repr(run.options(with_seed=False)), []).append(run)
+        key = repr(run.options(with_seed=False)), repeats[run]
+        alike.setdefault(key, []).append(run)
     settings: list[_Setting] = []
     for group in alike.values():
-        seeds = {run.config.training.seed for run in group}
-        is_mergeable = len(alike) > 1 and 1 < len(seeds) == len(group)
+        is_mergeable = len(alike) > 1 and len(group) > 1
         settings += [_Setting.merge(group)] if is_mergeable else group
     are_unique = len({run.path.name for run in settings}) == len(settings)
     names = [run.path.name if are_unique else str(run.path) for run in settings]
-    counts = [len(run.results) for run in settings]
+    counts = [len(run.seeds) for run in settings]
     return [
         replace(run, name=f"{name} ({count} seeds)" if count > 1 else name)
         for run, name, count in zip(settings, names, counts, strict=True)
@@ -290,7 +401,7 @@ def _recommend(runs: Sequence[_Setting]) -> str:
         if versus.differences[metric].low <= 0 or (p_value or 0) > 1 - CONFIDENCE:
             close.append(run.name)
     if close:
-        names, rows = ", ".join([best.name, *close[:-1]]), best.results[0].test.samples
+        names, rows = ", ".join([best.name, *close[:-1]]), len(best.rows)
         return f"{names} and {close[-1]} can't be told apart on {rows:,} rows."
     if others:
         return f"Use {best.name}: its difference from {others[0].name} is significant."
@@ -298,8 +409,8 @@ def _recommend(runs: Sequence[_Setting]) -> str:
 
 
 def _compare_with(base: _Setting, run: _Setting, *, max_rows: int) -> PairedComparison:
-    task = base.results[0].task
-    errors, base_errors = task.row_errors(run.predictions), task.row_errors(base.predictions)
+    task, before, now = base.task, [*base.rows.values()], [*run.rows.values()]
+    errors, base_errors = task.row_errors(now), task.row_errors(before)
     is_better, is_worse = errors < base_errors, errors > base_errors
     if task.class_names:
         is_better, is_worse = is_better & (errors == 0), is_worse & (base_errors == 0)
@@ -308,20 +419,18 @@ def _compare_with(base: _Setting, run: _Setting, *, max_rows: int) -> PairedComp
         """Return the rows that differ most; equal rows keep their order."""
         gaps = np.where(mask, np.abs(errors - base_errors), 0)
         order = np.argsort(-gaps, kind="stable")[:max_rows]
-        rows = order[gaps[order] > 0].tolist()
-        pairs = [(row, base.predictions[row], run.predictions[row]) for row in rows]
         return [
             {
-                "row": row,
-                "text": text_of(before),
-                "label": before["label"],
-                "baseline": before["predicted"],
-                "run": now["predicted"],
+                "row": now[place].get("row"),
+                "text": text_of(now[place]),
+                "label": now[place]["label"],
+                "baseline": before[place]["predicted"],
+                "run": now[place]["predicted"],
             }
-            for row, before, now in pairs
+            for place in order[gaps[order] > 0].tolist()
         ]
 
-    is_pair = len(base.results) == len(run.results) == 1
+    is_pair = not base.seeds and not run.seeds
     better, worse = int(is_better.sum()), int(is_worse.sum())
     differences = {
         name: percentile_interval(

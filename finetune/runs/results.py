@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from shlex import quote
+from statistics import fmean
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -198,12 +199,16 @@ def read_results(folder: RunFolder) -> RunResults:
     return folder.read(folder.results_file, parse)
 
 
-def best_of(runs: Mapping[Name, RunResults], metric: str | None) -> Name | None:
-    """Return the best run by a validation metric; None unless all have held-out rows."""
+def best_of(runs: Mapping[Name, Sequence[RunResults]], metric: str | None) -> Name | None:
+    """Return the best by the mean of a validation metric; None unless all have held-out rows."""
     scores = {
-        name: selection_score(metric, run.task.problem_type, run.validation)
-        for name, run in runs.items()
-        if run.validation and run.validation_kind == "held out"
+        name: fmean(
+            selection_score(metric, run.task.problem_type, run.validation)
+            for run in results
+            if run.validation
+        )
+        for name, results in runs.items()
+        if {run.validation_kind for run in results} == {"held out"}
     }
     return max(scores, key=scores.__getitem__) if scores and len(scores) == len(runs) else None
 

@@ -80,7 +80,7 @@ class SeveralResults(RunResultMixin):
             runs,
             str(folder.path),
             metric,
-            best_of(runs, metric) if is_known else None,
+            best_of({number: [run] for number, run in runs.items()}, metric) if is_known else None,
             options=variants if folder.kind == "sweep" else {},
             failures=failures,
         )

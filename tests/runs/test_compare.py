@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def test_rows_that_one_has_right_are_counted_and_shown(
     surest = max(gained, key=lambda row: row["probability"])
     shown = found.better_rows[0]
     assert (shown["text"], shown["run"]) == (surest["text"], surest["label"])
-    assert rows[shown["row"]] == surest
+    assert shown["row"] == surest["row"]
 
 
 def test_the_difference_of_the_loss_has_an_interval(finished_run: Path, tmp_path: Path) -> None:
@@ -68,19 +69,105 @@ def test_the_baseline_may_be_the_best_on_validation(finished_run: Path, tmp_path
     change_json(tmp_path / "b" / "all_results.json", eval_kind="cross-validated")
     with pytest.raises(UsageError, match="held-out") as caught:
         finetune.compare(tmp_path, baseline="best")
-    assert "--validation-fraction" in caught.value.remedy
+    assert "validation_fraction" in caught.value.remedy
 
 
-def test_runs_with_other_test_rows_are_groups(finished_run: Path, tmp_path: Path) -> None:
-    runs = [copy_run(finished_run, tmp_path / name) for name in "abc"]
-    change_json(runs[1] / "manifest.json", splits={"test": "0" * 64})
-    groups = finetune.compare(tmp_path).groups
+def test_runs_that_share_few_test_rows_are_groups(finished_run: Path, tmp_path: Path) -> None:
+    rows = read_jsonl(finished_run / "predictions.jsonl")
+    others = [row | {"text": f"Tell me, {row['text']}"} for row in rows]
+    for name, tested in (("a", rows), ("b", others[20:] + rows[:20]), ("c", rows[::-1])):
+        copy_run(finished_run, tmp_path / name, rows=tested)
+    events: list[Any] = []
+    groups = finetune.compare(tmp_path, emit=events.append).groups
+    # The order of the rows does not matter.
     assert [[run.name for run in group.runs] for group in groups] == [["a", "c"], ["b"]]
     assert [bool(group.verdict) for group in groups] == [True, False]
-    events: list[Any] = []
-    alone = finetune.compare(*runs[:2], emit=events.append).groups
-    assert [[run.name for run in group.runs] for group in alone] == [["a"], ["b"]]
-    assert "2 different sets of rows" in events[-1].message
+    assert [[*group.notes] for group in groups] == [[], []]
+    versus = groups[0].runs[1].versus_baseline
+    assert versus is not None
+    assert (versus.better, versus.worse, versus.differences["accuracy"].high) == (0, 0, 0)
+    [warning] = events
+    assert "2 different sets of rows" in warning.message
+    assert "--test-file" in warning.remedy
+    # Two runs are compared on what they share.
+    [group] = finetune.compare(tmp_path / "a", tmp_path / "b").groups
+    assert group.samples == 20
+    assert group.notes == ["Only the 20 rows that all of these runs tested are compared."]
+    copy_run(finished_run, tmp_path / "d", rows=others)
+    assert len(finetune.compare(tmp_path / "a", tmp_path / "d").groups) == 2
+
+
+def test_runs_before_and_after_corrections_have_the_corrected_labels(
+    finished_run: Path, right: list[str], tmp_path: Path
+) -> None:
+    rows = read_jsonl(finished_run / "predictions.jsonl")
+    known, others = sorted({*right}), [dict(row) for row in rows]
+    for row in others[:12]:
+        row["label"] = next(name for name in known if name != row["label"])
+    before = copy_run(finished_run, tmp_path / "before", rows=others, answers=right)
+    # Five rows were dropped.
+    options = {"rows": rows[:-5][::-1], "corrections": "suspects.csv"}
+    after = copy_run(finished_run, tmp_path / "after", answers=right[-6::-1], **options)
+    for paths in ((before, after), (after, before)):
+        [group] = finetune.compare(*paths).groups
+        assert (group.samples, len(group.notes)) == (265, 2)
+        assert group.notes[1] == (
+            "12 of 265 labels are not the same in all runs. All runs are compared with the labels "
+            f"of {after}."
+        )
+        assert [run.metrics["accuracy"] for run in group.runs] == [1, 1]
+        assert "loss" not in group.runs[0].metrics
+
+
+def test_classes_that_only_got_another_name_are_right(finished_run: Path, tmp_path: Path) -> None:
+    rows = read_jsonl(finished_run / "predictions.jsonl")
+    text = (finished_run / "model/config.json").read_text()
+    before, after = (copy_run(finished_run, tmp_path / name) for name in ("before", "after"))
+    change = {"label": "PERSON", "predicted": "PERSON"}
+    renamed = [row | {key: new for key, new in change.items() if row[key] == "HUM"} for row in rows]
+    write_jsonl(after / "predictions.jsonl", renamed)
+    (after / "model/config.json").write_text(text.replace('"HUM"', '"PERSON"'))
+    [group] = finetune.compare(before, after).groups
+    assert group.runs[0].metrics == group.runs[1].metrics
+    assert "PERSON" in group.task.class_names
+    assert "HUM" in group.task.class_names
+
+
+def test_equal_texts_are_matched_in_any_order(finished_run: Path, tmp_path: Path) -> None:
+    rows = read_jsonl(finished_run / "predictions.jsonl")
+    repeated = [row | {"text": "equal", "text_pair": str(n // 9)} for n, row in enumerate(rows)]
+    for name, tested in (("a", repeated), ("b", repeated[::-1])):
+        copy_run(finished_run, tmp_path / name, rows=tested)
+    [group] = finetune.compare(tmp_path).groups
+    assert (group.samples, group.notes) == (len(rows), [])
+
+
+def test_folds_are_one_run_on_all_rows(
+    command: Command, finished_run: Path, right: list[str], tmp_path: Path
+) -> None:
+    rows = read_jsonl(finished_run / "predictions.jsonl")
+    for name, answers in (("before", []), ("after", right)):
+        for fold, part in ((1, slice(0, 100)), (2, slice(100, None))):
+            copy_run(finished_run, tmp_path / name / f"fold-{fold}",
+                     rows=rows[part], answers=answers[part])  # fmt: skip
+        whole = copy_run(finished_run, tmp_path / "whole", answers=answers)
+        scores = read_json(whole / "all_results.json")
+        test = {key[5:]: value for key, value in scores.items() if key.startswith("test_")}
+        content = {"folds": [1, 2], "best": None, "test": test}
+        write_json(tmp_path / name / "folds.json", content)
+        shutil.copy(whole / "predictions.jsonl", tmp_path / name)
+        shutil.rmtree(whole)
+    for paths in ([tmp_path / "before", tmp_path / "after"], [tmp_path, "--baseline", "first"]):
+        outcome = command("compare", *paths, "--json")
+        [group] = json.loads(outcome.output)["groups"]
+        assert {run["name"] for run in group["runs"]} == {"before", "after"}
+        assert group["samples"] == len(rows)
+        [versus] = filter(None, (run["versus_baseline"] for run in group["runs"]))
+        errors = sum(row["predicted"] != row["label"] for row in rows)
+        assert max(versus["better"], versus["worse"]) == errors
+    # A fold by itself is compared with all folds on its rows.
+    [group] = finetune.compare(tmp_path / "before", tmp_path / "after" / "fold-1").groups
+    assert group.samples == 100
 
 
 def test_seeds_of_one_setting_are_one_row_with_mean_and_spread(
@@ -106,6 +193,18 @@ def test_seeds_of_one_setting_are_one_row_with_mean_and_spread(
     # Separately, they can be told apart.
     [alone] = finetune.compare(tmp_path / "good-1", tmp_path / "good-2").groups
     assert [run.seeds for run in alone.runs] == [1, 1]
+    # Another run may be equal to one of the seeds.
+    again = copy_run(finished_run, tmp_path / "more" / "again", answers=right, seed=1,
+                     label_smoothing=0.3)  # fmt: skip
+    for paths in ((tmp_path, again), (again, tmp_path)):
+        [three] = finetune.compare(*paths).groups
+        assert {run.seeds for run in three.runs} == {1, 2}
+        assert len(three.runs) == 3
+    # All seeds count for the best on validation rows.
+    for name, accuracy in (("good-1", 0.9), ("good-2", 0.3), ("poor", 0.7)):
+        change_json(tmp_path / name / "all_results.json", eval_accuracy=accuracy,
+                    eval_macro_f1=accuracy, eval_kind="held out")  # fmt: skip
+    assert finetune.compare(tmp_path, baseline="best").groups[0].baseline == "poor"
     [same] = finetune.compare(poor, copy_run(finished_run, tmp_path / "again")).groups
     assert same.verdict == "poor and again can't be told apart on 270 rows."
 
@@ -127,14 +226,12 @@ def test_a_folder_stands_for_its_finished_runs_each_once(
     assert "running" in warning.message
 
 
-@pytest.mark.parametrize("damage", ["cut", "unknown class", "no manifest", "running"])
+@pytest.mark.parametrize("damage", ["cut", "unknown class", "running"])
 def test_a_damaged_run_is_named(damage: str, finished_run: Path, tmp_path: Path) -> None:
     other = copy_run(finished_run, tmp_path / "other")
     file, rows = other / "predictions.jsonl", read_jsonl(finished_run / "predictions.jsonl")
     if damage == "running":
         (other / "all_results.json").unlink()
-    elif damage == "no manifest":
-        change_json(other / "manifest.json", splits={})
     else:
         rows[0] |= {"predicted": "FISH"} if damage == "unknown class" else {}
         write_jsonl(file, rows[:-1] if damage == "cut" else rows)
