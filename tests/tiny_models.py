@@ -53,6 +53,10 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     },
     "xlm-roberta": SIZES | BOUNDS,
     "eurobert": SIZES | BOUNDS,
+    "xlnet": {
+        "vocab_size": VOCABULARY_SIZE, "d_model": 32, "n_layer": 3, "n_head": 4, "d_inner": 48,
+        "pad_token_id": 0,
+    },
 }  # fmt: skip
 
 
@@ -85,7 +89,7 @@ def tiny_case(architecture: str = "bert", **changes: Any) -> Case:
     return replace(case, **changes)
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
+def tiny_tokenizer(padding_side: str = "right") -> PreTrainedTokenizerFast:
     """Return a lower-casing WordPiece tokenizer with BERT's special tokens."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     letters = list("abcdefghijklmnopqrstuvwxyz0123456789?.,'-")
@@ -101,6 +105,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_max_length=64,
+        padding_side=padding_side,
         model_input_names=["input_ids", "attention_mask"],
         pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
         mask_token="[MASK]",
@@ -110,5 +115,6 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 def save_tiny_model(folder: Path, architecture: str = "bert", **changes: Any) -> Path:
     """Write a small pretrained encoder in the format that users have, and return its folder."""
     tiny_model(architecture, **changes).base_model.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
+    # XLNet reads the last token.
+    tiny_tokenizer("left" if architecture == "xlnet" else "right").save_pretrained(folder)
     return folder

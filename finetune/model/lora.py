@@ -87,16 +87,16 @@ def _find_targets(
         )
     if targets in ("auto", "all-linear"):
         return linear
-    # The name of a module within its layer, as in layer.3.attention.self.query.
-    inner = {name: re.split(r"\.\d+\.", name)[-1] for name in linear}
-    if targets == "attention":
-        return [name for name in linear if "att" in inner[name]]
     words = [word.strip() for word in targets.split(",")]
     chosen = {word: [name for name in linear if f".{name}".endswith(f".{word}")] for word in words}
+    if targets == "attention":
+        chosen = {targets: [name for name in linear if "att" in name]}
     if missing := [word for word, names in chosen.items() if not names]:
+        # The name of a module within its layer, as in layer.3.attention.self.query.
+        inner = dict.fromkeys(re.split(r"\.\d+\.", name)[-1] for name in linear)
         raise ConfigurationError(
             f"--lora-targets: no linear module of a layer is called {missing[0]!r}",
-            remedy=f"choose from: {', '.join(dict.fromkeys(inner.values()))}",
+            remedy=f"choose from: {', '.join(inner)}",
         )
     return [name for name in linear if any(name in names for names in chosen.values())]
 

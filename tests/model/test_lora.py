@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from finetune.config.schema import Lora, Mode
+from finetune.errors import ConfigurationError
 from finetune.model.lora import Adapter, add_adapters
 from finetune.model.structure import Structure, find_structure, freeze_parameters
 
@@ -48,3 +49,17 @@ def test_what_has_trained_is_merged_and_loaded_by_peft(architecture: str, tmp_pa
     assert torch.allclose(logits_of(merged), expected, atol=1e-5)
     assert torch.allclose(logits_of(loaded), expected, atol=1e-5)
     assert [*merged.state_dict()] == [*tiny_model(architecture).state_dict()]
+
+
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "xlnet"])
+def test_attention_layers_get_adapters_if_a_model_has_linear_ones(architecture: str) -> None:
+    model, mode = tiny_model(architecture), Mode("lora")
+    lora, structure = Lora(rank=2, alpha=4, dropout=0.0, targets="attention"), find_structure(model)
+    if architecture == "xlnet":  # multiplies by plain parameters
+        with pytest.raises(ConfigurationError, match="is called 'attention'") as refused:
+            add_adapters(model, structure, lora, mode=mode)
+        assert "ff.layer_1, ff.layer_2" in refused.value.remedy
+    else:
+        adapters = add_adapters(model, structure, lora, mode=mode).adapters
+        assert adapters
+        assert all("att" in name for name in adapters)
