@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -51,24 +51,22 @@ MAX_PADDING_ERROR = 0.02
 
 @dataclass(frozen=True)
 class TextModel:
-    """A model loaded to the CPU in fp32, with its tokenizer, structure, task and source."""
+    """A model loaded to the CPU in fp32, with its tokenizer, structure, task and source.
+
+    ``pooling`` loads the same model again: ``auto`` is the pooling of the pretrained model.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
     structure: Structure
     task: Task
     source: ModelSource
+    pooling: Pooling
 
     @property
     def output_parameters(self) -> list[nn.Parameter]:
         """The parameters of the layer that computes the logits."""
         return [self.model.get_parameter(name) for name in sorted(self.structure.output_layer)]
-
-    @property
-    def pooling(self) -> Literal["cls", "mean"]:
-        """The input of the head: the ``mean`` of the tokens, or ``cls``."""
-        is_mean = getattr(self.model.config, "classifier_pooling", None) == "mean"
-        return "mean" if is_mean or self.structure.mean_layer else "cls"
 
     @property
     def vocabulary_size(self) -> int:
@@ -132,7 +130,8 @@ def load_model(
 ) -> TextModel:
     """Load a pretrained encoder with a new head, or with ``strict`` a model exactly as saved.
 
-    A new head is drawn from the global random state of torch.
+    A new head is drawn from the global random state of torch. If the architecture does not allow
+    the mean, the ``pooling`` of the result is auto.
     """
     source = find_model(name, revision=revision)
     config, tokenizer = source.read_model_config(), source.read_tokenizer()
@@ -145,8 +144,8 @@ def load_model(
     with source.failures_explained(), silence_transformers():
         weights = source.read_weights(may_be_missing=from_scratch)
         model, not_loaded, unexpected = _build(config, weights)
-        if pooling == "mean":
-            pool_by_mean(model)
+        if pooling == "mean" and not pool_by_mean(model):
+            pooling = "auto"
         elif pooling == "cls":
             pool_by_first_token(model)
         structure = find_structure(model, has_mean_layer=has_mean_layer(model))
@@ -167,7 +166,7 @@ def load_model(
             else:
                 nn.init.normal_(parameter, std=getattr(config, "initializer_range", 0.02))
     structure = replace(structure, new=structure.head.intersection(not_loaded))
-    text_model = TextModel(model, tokenizer, structure, task, source)
+    text_model = TextModel(model, tokenizer, structure, task, source, pooling)
     if not strict:
         _check_padding(text_model)
     if has_own_outputs and not structure.new & structure.output_layer:

@@ -279,12 +279,12 @@ def load_for_training(
         raise mean_pooling_unsupported_error(text_model.model)
     if is_mean and text_model.pooling != pooling:
         reason = mean_pooling_unsupported_error(text_model.model).message
-        emit(Info(f"pooling: cls, because {reason}"))
+        emit(Info(f"pooling: auto, because {reason}"))
     mode, structure = config.model.mode, text_model.structure
     trained = trainable_parameter_names(structure, mode=mode)
     if method.fits_head:
         new_layers = structure.new - structure.output_layer
-        passes = not new_layers and text_model.pooling == "cls"
+        passes = not new_layers and text_model.pooling != "mean"
         passes = passes or pass_through_head(text_model.model, structure)
         if not passes and new_layers and not method.is_contrastive:
             emit(Info("gradient descent trains the head, because layers below its output are new"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from prepared_runs import finish_run, prepare_tiny, train_tiny
 from safetensors.torch import load_file
-from tiny_models import ARCHITECTURES, SIZES, save_tiny_model, tiny_tokenizer
+from tiny_models import ARCHITECTURES, EUROBERT, SIZES, save_tiny_model, tiny_tokenizer
 from tiny_runs import weights_of
 from transformers import (
     AlbertConfig,
@@ -18,10 +18,12 @@ from transformers import (
 )
 
 import finetune
+from finetune.config.load import load_config
 from finetune.config.schema import Mode
 from finetune.errors import ModelUnsupportedError
 from finetune.files import read_jsonl
 from finetune.model.structure import find_structure, trainable_parameter_names
+from finetune.runs.prepare import prepare
 
 MODES: dict[str, dict[str, Any]] = {
     "full": {},
@@ -85,4 +87,43 @@ def test_what_can_not_read_the_mean_is_refused_only_where_that_is_asked(tmp_path
     assert "--pooling mean" in refused.value.remedy
     with pytest.raises(ModelUnsupportedError, match="pooling mean can't be used with"):
         finetune.find_batch(model=tmp_path / "albert", pooling="mean", device="cpu")
-    assert prepare_tiny(tmp_path / "albert").text_model.pooling == "cls"
+    assert prepare_tiny(tmp_path / "albert").text_model.pooling == "auto"
+
+
+LORA: dict[str, Any] = {"lora_rank": 4, "contrastive": "off", "max_steps": 2}
+POOLED: dict[str, tuple[str, str | None]] = {
+    "bert": ("bert", None),
+    "modernbert, cls": ("modernbert", "cls"),
+    "modernbert, mean": ("modernbert", "mean"),
+    **{f"{name}, {pooling}": (name, pooling) for name in EUROBERT for pooling in ("late", "mean")},
+    "xlnet": ("xlnet", None),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        *((model, LORA | {"merge": False}) for model in POOLED),
+        *((model, {"max_steps": 2}) for model in POOLED if model.endswith(("late", "xlnet"))),
+        *((model, {"freeze_core": True}) for model in POOLED if model.endswith(("late", "xlnet"))),
+    ],
+)
+def test_the_pooling_of_a_run_is_saved_and_repeated(
+    model: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    architecture, pooling = POOLED[model]
+    changes = {"classifier_pooling": pooling} if pooling else {}
+    source = save_tiny_model(tmp_path / "source", architecture, **changes)
+    options = {"learning_rate": 1e-2} | options
+    run = train_tiny(tmp_path / "run", model=source, **options)
+    pretrained, tokens = prepare_tiny(source, **options).text_model, torch.tensor([[5, 6, 7, 8]])
+    trained, _ = run.trainer.predict("test")
+    results = finish_run(run)
+
+    repeated = prepare(load_config(file=str(tmp_path / "run" / "config.yaml")).config).text_model
+    torch.testing.assert_close(repeated.model(tokens).logits, pretrained.model(tokens).logits)
+    saved, _ = run.trainer.predict("test")
+    if "freeze_core" not in options:
+        torch.testing.assert_close(saved, trained, rtol=0, atol=1e-4)
+    scores = finetune.evaluate(tmp_path / "run", device="cpu").scores
+    assert scores.loss == pytest.approx(results.test.loss, abs=1e-5)
