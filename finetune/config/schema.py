@@ -239,7 +239,7 @@ class ModelConfig:
         128, is_guessed=True, saved_with_model=True, other_names="max_seq_length"
     )
     long_texts: Literal["truncate", "windows"] = _of_model("truncate")
-    stride: NonNegativeInt = _of_model(32)
+    stride: NonNegativeInt = _of_model(32, needs="--long-texts windows")
 
     @property
     def window_stride(self) -> int | None:

@@ -153,6 +153,8 @@ def resolve_config(inputs: RunInputs, plan: Plan) -> Config:
         names += ["num_train_epochs", "head_lr_multiplier", "weight_decay", "effective_batch_size"]
         pinned["early_stopping_patience"] = plan.patience
     pinned |= {name: getattr(plan, name) for name in names}
+    if config.training.max_steps:
+        pinned["num_train_epochs"] = None
     pinned |= {
         "revision": inputs.text_model.source.commit,
         "pooling": inputs.text_model.pooling,

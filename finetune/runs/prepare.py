@@ -1,8 +1,10 @@
 """Prepares device, data and model once for all runs of one configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -65,9 +67,17 @@ class RunInputs:
 
 
 def prepare(
-    config: Config, *, sources: Mapping[str, str] | None = None, folds: int | None = None
+    config: Config,
+    *,
+    sources: Mapping[str, str] | None = None,
+    folds: int | None = None,
+    trials: Sequence[Mapping[str, Any]] = (),
 ) -> RunInputs:
-    """Select the device, load and check the data, load the model, and encode the texts."""
+    """Select the device, load and check the data, load the model, and encode the texts.
+
+    Options that have no effect are reported. Raises ``ConfigurationError`` if ``trials``, the
+    options of each trial of a sweep, differ in one of them.
+    """
     check_report_to(config)
     if config.model.lora:
         require_peft()
@@ -85,7 +95,63 @@ def prepare(
     for finding in findings:
         if not (finding.remedy == BALANCE and config.training.class_weights == "balanced"):
             emit(finding)
-    return _load(config, device, data, {}, sources or {})
+    inputs = _load(config, device, data, {}, sources or {})
+    _report_unread_options(inputs, trials)
+    return inputs
+
+
+def _report_unread_options(inputs: RunInputs, trials: Sequence[Mapping[str, Any]]) -> None:
+    """Warn about options that are set and not read; reject trials that differ only in those."""
+    choose = partial(choose_method, task=inputs.task, rows=len(inputs.examples["train"].labels))
+    planned, unread_by_trial = choose(inputs.config), []
+    for trial in trials or [{}]:
+        config = change_options(inputs.config, trial)
+        chosen = choose(config)
+        # The model may not allow the planned method.
+        method = inputs.method if chosen == planned else chosen
+        unread_by_trial.append(_find_unread(replace(inputs, config=config, method=method)))
+    for name in sorted(set.intersection(*map(set, unread_by_trial))):
+        option, (condition, remedy) = OPTIONS[name], unread_by_trial[0][name]
+        message = f"{option.flag} has no effect {condition}"
+        if any(name in trial for trial in trials):
+            raise ConfigurationError(f"the trials can't differ: {message}", remedy=remedy)
+        # 0 turns off what is off anyway, and so does --unlabeled none. A search for the batch size
+        # also finds the size of evaluation.
+        is_set = option.value_in(inputs.config) not in (option.default, 0, "auto", *option.names)
+        is_read = name == "batch_size" and inputs.device.shapes.counts_evaluation
+        is_read |= name == "metric_for_best_model" and bool(trials)  # ranks the trials
+        if is_set and not is_read:
+            emit(WarningMessage(message, remedy=remedy))
+
+
+def _find_unread(inputs: RunInputs) -> dict[str, tuple[str, str]]:
+    """Return the options that a run does not read, each with the reason and what else to add."""
+    task, method, training = inputs.task.name, inputs.method, inputs.config.training
+    is_plain, auto_batch = not method.fits_head, "--batch-size auto"
+    # The pool of all folds has no validation rows yet.
+    is_pool = "fold" in inputs.data.splits["train"].column_names
+    is_unscored = is_plain and not is_pool and "validation" not in inputs.examples
+    contrast = "--contrastive on" if task == "single" and inputs.mode.trains_encoder else ""
+    optimizer = "batch_size learning_rate warmup_fraction weight_decay max_grad_norm"
+    validations = "early_stopping_patience metric_for_best_model"
+    epochs = f"effective_batch_size head_lr_multiplier num_train_epochs max_steps {validations}"
+    few_shot = "unlabeled class_names class_descriptions"
+    table = (
+        (method.is_contrastive, epochs, "with few-shot training", "--contrastive off"),
+        (not method.is_contrastive, few_shot, "without few-shot training", contrast),
+        (not method.takes_steps, optimizer, "when a linear head is fitted", "--fit-head off"),
+        (not method.takes_steps, epochs, "when a linear head is fitted", "--fit-head off"),
+        (is_plain and training.max_steps, "num_train_epochs", "with --max-steps", ""),
+        (is_unscored, validations, "without validation rows", "--validation-fraction 0.1"),
+        (task != "multi", "empty_labels", f"with --task {task}", ""),
+        (training.batch_size != "auto", "memory time_limit", f"without {auto_batch}", auto_batch),
+    )
+    return {
+        name: (condition, f"drop it, or add {other}" if other else "drop it")
+        for is_unread, names, condition, other in table
+        if is_unread
+        for name in names.split()
+    }
 
 
 def prepare_variant(
@@ -139,13 +205,6 @@ def _load(
     if method.is_contrastive:
         data = with_few_label_texts(data, config.data)
         tables |= _few_label_tables(data)
-    for name in ("unlabeled", "class_descriptions"):
-        flag, value = OPTIONS[name].flag, OPTIONS[name].value_in(config)
-        if value not in (None, "none") and not method.is_contrastive:
-            message = f"{flag} has no effect: only few-shot training learns from these texts"
-            is_possible = task.name == "single" and config.model.mode.trains_encoder
-            remedy = "drop it, or add --contrastive on" if is_possible else "drop it"
-            emit(WarningMessage(message, remedy=remedy))
     with stage("tokenize"):
         examples = {
             name: replace(examples[name], weights=task.example_weights(examples[name].labels))

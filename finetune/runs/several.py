@@ -220,7 +220,9 @@ def train_several(
             emit(Info(f"the runs in {folder.path} have finished: nothing is left to do"))
             return _complete(folder, write_table(), write_folds_page)
         with interruption_explained(folder), sent_to(journal):
-            shared = prepare(request.config, sources=request.sources, folds=request.folds)
+            shared = prepare(
+                request.config, sources=request.sources, folds=request.folds, trials=request.trials
+            )
             shared = keep_tables(shared, folder)
             _start(folder, request, shared)
             write_table()
@@ -231,8 +233,9 @@ def train_several(
                 run_journal = journal.copy()
                 try:
                     with sent_to(run_journal):
+                        set_here = dict.fromkeys(variants[number], folder.kind)
                         inputs = prepare_variant(
-                            shared,
+                            replace(shared, sources={**shared.sources, **set_here}),
                             change_options(shared.config, variants[number]),
                             fold=number if request.folds else None,
                             is_first=number == waiting[0],

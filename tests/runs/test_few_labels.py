@@ -15,8 +15,8 @@ from transformers import pipeline
 import finetune
 from finetune.commands.models import read_encoders
 from finetune.config.schema import change_options
-from finetune.errors import InterruptionError
-from finetune.events import Event, Info, Stage, Step, WarningMessage
+from finetune.errors import InterruptionError, UsageError
+from finetune.events import Event, Info, Stage, Step, WarningMessage, sent_to
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.prepare import prepare_variant
@@ -245,3 +245,63 @@ def test_each_listed_architecture_learns_from_few_labels_by_the_mean_of_the_toke
     for answer, expected in zip(finetune.predict(run, texts), classify(texts), strict=True):
         assert answer.label == expected["label"]
         assert answer.probability == pytest.approx(expected["score"], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "unread"),
+    [
+        ({}, []),
+        (
+            {
+                "effective_batch_size": 8, "early_stopping_patience": 3, "head_lr_multiplier": 2.0,
+                "metric_for_best_model": "macro_f1", "empty_labels": "none",
+            },
+            [
+                "--early-stopping-patience has no effect with few-shot training",
+                "--effective-batch-size has no effect with few-shot training",
+                "--empty-labels has no effect with --task single",
+                "--head-lr-multiplier has no effect with few-shot training",
+                "--metric-for-best-model has no effect with few-shot training",
+            ],
+        ),
+        (
+            {
+                "freeze_core": True, "contrastive": "auto", "weight_decay": 0.1, "batch_size": 8,
+                "warmup_fraction": 0.2, "max_grad_norm": 2.0, "class_names": "off",
+            },
+            [
+                "--batch-size has no effect when a linear head is fitted",
+                "--class-names has no effect without few-shot training",
+                "--max-grad-norm has no effect when a linear head is fitted",
+                "--warmup-fraction has no effect when a linear head is fitted",
+                "--weight-decay has no effect when a linear head is fitted",
+            ],
+        ),
+        (
+            {
+                "contrastive": "off", "max_steps": 2, "num_train_epochs": 1.0,
+                "early_stopping_patience": 3, "validation_fraction": None,
+            },
+            [
+                "--early-stopping-patience has no effect without validation rows",
+                "--num-train-epochs has no effect with --max-steps",
+            ],
+        ),
+    ],
+    ids=["default", "few-shot", "fitted head", "gradient descent"],
+)  # fmt: skip
+def test_options_that_the_training_method_does_not_read_are_reported(
+    options: dict[str, Any], unread: list[str], tables: dict[str, str], tiny_folder: Path
+) -> None:
+    events: list[Event] = []
+    unset = ("learning_rate", "num_train_epochs", "batch_size", "validation_fraction")
+    with sent_to(events.append):
+        flags = tables | dict.fromkeys(unset) | {"contrastive": "on"} | options
+        prepare_tiny(tiny_folder, **flags)
+    messages = [event.message for event in events if isinstance(event, WarningMessage)]
+    assert sorted(message for message in messages if "no effect" in message) == unread
+
+
+def test_a_finished_run_without_epochs_is_not_trained_for_more(few_run: FewRun) -> None:
+    with pytest.raises(UsageError, match="did not train in epochs"):
+        finetune.run(resume_from_checkpoint=few_run[0], num_train_epochs=5)
