@@ -153,6 +153,12 @@ def resume(request: RunRequest, resume_from: str | Path) -> RunRequest:
         )
     has_more_epochs = epochs not in (None, saved.training.num_train_epochs)
     if folder.has_finished and not request.variants and has_more_epochs and not is_auto:
+        if saved.training.fit_head == "on":
+            raise UsageError(
+                f"the run in {folder.path} fitted a linear head, and did not train in epochs",
+                remedy="drop --num-train-epochs, or start a new run from its model, with --model "
+                f"{folder.model_folder}",
+            )
         return _train_further(folder, saved, request)
     sources = {**dict.fromkeys(OPTIONS, str(folder.config_file)), **request.sources}
     config = _change_saved(folder, saved, request)
