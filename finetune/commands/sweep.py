@@ -101,10 +101,12 @@ def read_space(path: Path) -> Space:
 
 def _read_values(option: str, values: Any, *, source: str) -> list[Any] | dict[str, Any]:
     """Return the values of an option of the schema; ``ConfigurationError`` for others."""
-    if OPTIONS[option].section not in ("model", "training") or option == "device":
+    has_same_result = OPTIONS[option].resumable and option != "batch_size"
+    if OPTIONS[option].section not in ("model", "training") or has_same_result:
         raise ConfigurationError(
             f"{source}: {option} can't differ between the trials of a sweep",
-            remedy="set it as a flag; only options of model and training may differ",
+            remedy="set it as a flag; only options of model and training that change the result "
+            "may differ",
         )
     if isinstance(values, list) and values:
         return [check_value(option, value, source) for value in values]
@@ -146,7 +148,8 @@ def _draw(values: list[Any] | dict[str, Any], generator: random.Random) -> Any:
         drawn = math.exp(generator.uniform(math.log(low), math.log(high)))
     else:
         drawn = generator.uniform(low, high)
-    return round(drawn) if isinstance(low, int) else float(f"{drawn:.3g}")
+    rounded = round(drawn) if isinstance(low, int) else float(f"{drawn:.3g}")
+    return min(max(rounded, low), high)
 
 
 @click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)

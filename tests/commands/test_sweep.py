@@ -11,7 +11,9 @@ from finetune.commands.sweep import choose_trials, read_space
 from finetune.errors import ConfigurationError, InterruptionError, NotARunError
 from finetune.events import Event, Info
 from finetune.files import read_json
+from finetune.runs.folder import RunFolder
 from finetune.runs.several import SeveralResults
+from finetune.training import plan
 
 OPTIONS: dict[str, Any] = QUICK | {"max_train_samples": 48, "num_train_epochs": 4}
 SPACE = "training:\n  learning_rate: [1e-3, 1e5, 1e-5, 1e-4]\nmax_length: [16]\n"
@@ -99,6 +101,9 @@ def test_trials_are_a_grid_or_drawn_in_the_ranges_the_same_every_time(tmp_path: 
     assert {type(one["batch_size"]) for one in drawn} == {int}
     assert 15 <= sum(one["learning_rate"] < 3.2e-4 for one in drawn) <= 35
     assert {one["train_layers"] for one in drawn} == {1, None}
+    below_one = {"lora_dropout": {"low": 0.9991, "high": 0.9999, "log": False}}
+    values = [trial["lora_dropout"] for trial in choose_trials(below_one, trials=50, seed=1)]
+    assert all(0.9991 <= value <= 0.9999 for value in values)
     with pytest.raises(ConfigurationError, match="a grid needs lists"):
         choose_trials(space, trials=None, seed=1)
     grid = {"seed": [1, 2, 3], "calibrate": [True, False]}
@@ -113,6 +118,7 @@ def test_trials_are_a_grid_or_drawn_in_the_ranges_the_same_every_time(tmp_path: 
         ("", "has no options"),
         ("learning_rat: [1]", "there is no option learning_rat"),
         ("data:\n  test_fraction: [0.1]", "test_fraction can't differ between the trials"),
+        ("eval_batch_size: [8, 16]", "eval_batch_size can't differ between the trials"),
         ("learning_rate: {low: 2, high: 1}", "neither a list nor low and high"),
         ("learning_rate: [fast]", "learning_rate is 'fast'"),
         ("train_layers: [1]\nfreeze_core: [true]", "can't be combined"),
@@ -139,3 +145,32 @@ def test_the_command_shows_the_trials_the_best_first(
     assert outcome.code == 0, outcome.errors
     assert "trial-1" in outcome.output
     assert f"finetune run {folder}/best.yaml" in outcome.output
+
+
+@pytest.mark.parametrize(
+    ("space", "options", "words"),
+    [
+        ("weight_decay: [0, 0.1]", {"freeze_core": True}, "when a linear head is fitted"),
+        ("batch_size: [8, 16]", {"freeze_core": True}, "when a linear head is fitted"),
+        ("head_lr_multiplier: [1, 5]", {"contrastive": "on"}, "with few-shot training"),
+        ("num_train_epochs: [1, 2]", {"max_steps": 2}, "with max_steps"),
+        ("class_names: [auto, 'off']", {"contrastive": "off"}, "class_names can't differ"),
+    ],
+)
+def test_a_sweep_over_an_option_that_no_trial_reads_is_refused(
+    space: str, options: dict[str, Any], words: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    options = {"num_train_epochs": None} | options
+    with pytest.raises(ConfigurationError, match=words):
+        sweep(tmp_path / "sweep", model=tiny_folder, space=space, **options)
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_batch_sizes_of_few_shot_trials_differ(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "MIN_STEPS", 2)
+    options = {"num_train_epochs": None, "contrastive": "on"}
+    sweep(tmp_path / "sweep", model=tiny_folder, space="batch_size: [8, 16]", **options)
+    runs = [RunFolder(tmp_path / "sweep" / f"trial-{number}") for number in (1, 2)]
+    assert [run.read_config().training.batch_size for run in runs] == [8, 16]
