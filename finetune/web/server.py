@@ -24,7 +24,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from finetune.errors import UsageError
+from finetune.errors import FinetuneError, UsageError, explain
 from finetune.training.interruption import STOP_SIGNALS
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -167,7 +167,9 @@ def make_app(
             Route(f"/{name}.js", lambda _: Response(script, media_type="text/javascript")),
             *routes,
         ],
-        exception_handlers={HTTPException: _explain},
+        exception_handlers=dict.fromkeys(
+            (HTTPException, FinetuneError, OSError, Exception), _explain
+        ),
     )
 
     def why_rejected(request: HTTPConnection) -> tuple[int, str] | None:
@@ -203,5 +205,8 @@ def make_app(
 
 
 async def _explain(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
+    if isinstance(error, HTTPException):
+        return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
+    known = error if isinstance(error, FinetuneError) else explain(error)
+    words = f"{known.message}: {known.remedy}" if known else f"unexpected {type(error).__name__}"
+    return JSONResponse({"error": words}, 500)
