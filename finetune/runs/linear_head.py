@@ -5,7 +5,7 @@ features.
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from finetune.devices.base import move_to_device
 from finetune.devices.select import select_device
 from finetune.errors import FinetuneError, ModelUnsupportedError
 from finetune.evaluation.predict import Predictor
-from finetune.evaluation.statistics import bootstrap, metric_interval
+from finetune.evaluation.statistics import Interval, bootstrap, metric_interval
 from finetune.events import Info, emit, muted
 from finetune.model.load import TextModel
 from finetune.model.source import is_available_locally
@@ -26,7 +26,7 @@ from finetune.model.structure import encoder_layers
 from finetune.runs.features import stored_features
 from finetune.runs.plan import make_batch_sizes, make_plan
 from finetune.runs.prepare import RunInputs, choose_method, encode_rows, load_for_training
-from finetune.tasks.base import Task
+from finetune.tasks.base import Labels, Logits, Task
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import MetricValue
 from finetune.tokenization.examples import Examples
@@ -239,24 +239,26 @@ def _cross_validate(config: Config, rows: Dataset, task: Task) -> BaselineEstima
     chosen, logits = choose_inverse_regularization(features, seed=seed)
     if logits is None:
         logits = cross_validate(features, [chosen], seed=seed)[chosen]
-    labels, sampled = features.labels, len(features.labels)
-    scores = task.score(logits, labels)
-    metric = next(iter(scores.baselines))
-    value = scores.metrics[metric]
-    compute = task.weighted_metrics(task.prediction_rows(logits, labels))
-    drawn = bootstrap(compute, rows=sampled, resamples=RESAMPLES)[metric]
-    interval = metric_interval(METRICS[metric], value, sampled, drawn)
+    metric, interval, baseline = measure_first(task, logits, features.labels)
     return BaselineEstimate(
         rows=count,
-        sampled=sampled,
+        sampled=len(features.labels),
         classes=len(task.class_names),
         metric=metric,
-        value=value,
-        low=interval.low,
-        high=interval.high,
-        baseline=scores.baselines[metric],
+        **asdict(interval),
+        baseline=baseline,
         method=method.reason or f"plain fine-tuning, mode {config.model.mode}",
     )
+
+
+def measure_first(task: Task, logits: Logits, labels: Labels) -> tuple[str, Interval, float]:
+    """Return the first metric with a baseline, its 95% interval on some rows, and the baseline."""
+    scores = task.score(logits, labels)
+    metric, baseline = next(iter(scores.baselines.items()))
+    compute = task.weighted_metrics(task.prediction_rows(logits, labels))
+    drawn = bootstrap(compute, rows=len(labels), resamples=RESAMPLES)[metric]
+    value = scores.metrics[metric]
+    return metric, metric_interval(METRICS[metric], value, len(labels), drawn), baseline
 
 
 def prepare_head(config: Config, rows: Dataset, task: Task, *, samples: bool = True) -> RunInputs:
