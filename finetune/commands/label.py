@@ -3,17 +3,24 @@
 import secrets
 import sys
 import webbrowser
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from shlex import quote
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_json
-from finetune.events import Info, emit
+from finetune.config.schema import OPTIONS, Config
+from finetune.events import Info, WarningMessage, emit
 from finetune.files import escape_line
 from finetune.web import require_packages
+
+if TYPE_CHECKING:
+    from finetune.config.load import LoadedConfig
+    from finetune.web.labeling import LabelingSession
 
 EXAMPLES = """\b
 Examples:
@@ -21,17 +28,15 @@ Examples:
   finetune label tickets.txt --model minilm
   finetune run texts.labels.csv                     train from the labels
 """
+READING = ("text_column", "text_pair_column", "label_column", "encoding")
+OF_MODEL = ("model", "revision", "max_length", "device", "cache_dir")
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("file", type=flags.PATH)
 @click.option("--classes", help="Names of the classes, such as refund,praise,bug.")
 @click.option("--multi-label", is_flag=True, help="Let a text have any number of classes.")
-@flags.chosen_options(
-    *("text_column", "text_pair_column", "label_column", "encoding", "model", "revision"),
-    *("max_length", "device", "cache_dir"),
-    not_guessed=["max_length"],
-)
+@flags.chosen_options(*READING, *OF_MODEL, not_guessed=["max_length"])
 @click.option("--port", type=flags.PORT, default=0, help="Port.  [default: a free one]")
 @click.option("--no-browser", is_flag=True, help="Print the address without opening it.")
 @flags.with_display
@@ -53,39 +58,69 @@ def command(
     """
     require_packages()
     with display.progress():
-        import pyarrow
-
-        from finetune.runs.guess import suggest_encoder
-        from finetune.tasks.labels import name_classes
-        from finetune.web.journal import LabelJournal, TextEncoder, read_label_source
-        from finetune.web.labeling import LabelingSession, make_label_app
+        from finetune.web.labeling import make_label_app
         from finetune.web.server import bind, local_hosts, run_server
 
         loaded = flags.load(data=str(file), **options)
-        file, config = file.expanduser(), loaded.config
-        source = read_label_source(file, config.data, is_multi_label=multi_label)
-        if "model" not in loaded.sources:
-            model = suggest_encoder(pyarrow.chunked_array([source.texts[0]]))
-            config = replace(config, model=replace(config.model, model=model))
-            emit(Info(f"guessed: --model {model}"))
-    source.labels.add_classes(name_classes((classes or "").split(",")).values())
-    journal = LabelJournal(file, source)
-    session = LabelingSession(journal, TextEncoder(config))
+        names = (classes or "").split(",")
+        session = open_session(loaded, names, is_multi=multi_label)
+    table = session.journal.table_path
     token, listener = secrets.token_urlsafe(16), bind("127.0.0.1", port)
     port = listener.getsockname()[1]
     app = make_label_app(session, name=file.name, hosts=local_hosts(port), token=token)
     address = f"http://127.0.0.1:{port}/?token={token}"
     if display.as_json:
-        show_json({"address": address, "file": str(journal.table_path)})
+        show_json({"address": address, "file": str(table)})
     else:
         click.echo(f"label {escape_line(str(file))} at {address} (Ctrl-C stops)")
-    session.start()
     # The endpoints wait less for the interpreter while a head is fitted.
     sys.setswitchinterval(0.0005)
-    if not no_browser:
-        webbrowser.open(address)
-    run_server(app, listener)
-    session.stop()
+    with replace(display, quiet=True).progress():  # shows only warnings
+        session.start()
+        if not no_browser:
+            webbrowser.open(address)
+        run_server(app, listener)
+        session.stop()
     if not display.quiet:
-        count = f"{len(journal.labels.rows):,} labeled texts"
-        click.echo(f"{count}; train with: {escape_line(session.command)}", err=True)
+        count = f"{len(session.journal.labels.rows):,} labels in {escape_line(str(table))}"
+        click.echo(f"{count}; train with: {escape_line(session.command())}", err=True)
+
+
+def open_session(loaded: "LoadedConfig", names: list[str], *, is_multi: bool) -> "LabelingSession":
+    """Return a session that labels the texts of a file."""
+    import pyarrow
+
+    from finetune.runs.guess import suggest_encoder
+    from finetune.runs.prepare import MAX_ROWS_PER_CLASS
+    from finetune.tasks.labels import find_odd_names, name_classes
+    from finetune.web.journal import LabelJournal, TextEncoder, read_label_source
+    from finetune.web.labeling import LabelingSession
+
+    config, file = loaded.config, Path(loaded.config.data.data).expanduser()
+    source = read_label_source(file, config.data, is_multi_label=is_multi)
+    if "model" not in loaded.sources:
+        model = suggest_encoder(pyarrow.chunked_array([source.texts[0]]))
+        config = replace(config, model=replace(config.model, model=model))
+        emit(Info(f"guessed: --model {model}"))
+    source.labels.add_classes(name_classes(names).values())
+    for finding, _ in find_odd_names(source.labels.classes):
+        emit(WarningMessage(finding, remedy="rename or merge them on the page"))
+    journal = LabelJournal(file, source)
+    train = f"finetune run {quote(str(journal.table_path))}"
+    train += _flags(config, {"model", *loaded.sources} - {*READING})
+    # With the options of this command, run may choose other columns of the file.
+    is_plain = loaded.sources.keys().isdisjoint(READING) and not source.is_multi_label
+
+    def command() -> str:
+        labels = journal.labels
+        is_few = len(labels.rows) <= MAX_ROWS_PER_CLASS * len(labels.classes)
+        is_useful = is_plain and is_few and len(labels.rows) < (~source.is_blank).sum()
+        return train + f" --unlabeled {quote(str(file))}" * bool(is_useful)
+
+    return LabelingSession(journal, TextEncoder(config), command=command)
+
+
+def _flags(config: Config, names: Collection[str]) -> str:
+    """Return the options of this command, as finetune run needs them."""
+    options = (OPTIONS[name] for name in (*READING, *OF_MODEL) if name in names)
+    return "".join(f" {o.flag} {quote(str(o.value_in(config)))}" for o in options)

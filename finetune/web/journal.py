@@ -1,7 +1,9 @@
 """The texts and labels of a labeling session, and the journal that keeps the labels.
 
 Each action is one line of ``texts.labels.jsonl``, flushed before the action is answered. Replaying
-the actions gives the labels, so undo means replaying without the last action.
+the actions gives the labels, so undo means replaying without the last action. A line has the texts
+of its row, so that rows can be added to the file. It also has the hash of the table of labels. Any
+other table was edited by the user, and what was edited becomes actions.
 """
 
 import csv
@@ -11,8 +13,7 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,12 +25,13 @@ from numpy.typing import NDArray
 
 from finetune.config.schema import Config, DataConfig
 from finetune.data.columns import LABEL_NAMES, columns_named, plain_name, read_labels
-from finetune.data.dataset import make_dataset, update_with_texts
-from finetune.data.read import as_texts
+from finetune.data.dataset import make_dataset
+from finetune.data.labeling_tools import How
+from finetune.data.read import TABLE_SUFFIXES, as_texts, read_file
 from finetune.data.stream import read_texts
-from finetune.errors import DataError, DataNotFoundError, UsageError
+from finetune.errors import DataError, DataNotFoundError, FinetuneError, UsageError
 from finetune.events import Info, emit, muted
-from finetune.files import write_text_atomically
+from finetune.files import append_jsonl, read_jsonl, write_text_atomically
 from finetune.runs.linear_head import prepare_head, read_frozen_features
 from finetune.runs.prepare import RunInputs, encode_rows
 from finetune.tasks.labels import are_lists
@@ -37,20 +39,23 @@ from finetune.tasks.multi import Multi
 from finetune.tasks.regression import Regression
 from finetune.tasks.single import Single
 
-How = Literal["file", "spread", "uncertain", "rare", "random", "chosen"]
-"""Why a text was shown; ``file`` if its label was in the file, ``chosen`` if a person picked it."""
-_FORMAT = "finetune labels 1"
+_FORMAT = "finetune labels 2"
 
 
 @dataclass(frozen=True)
 class Action:
-    """One action of a person; ``kind`` determines which of the other fields it uses."""
+    """One action of a person; ``kind`` determines which of the other fields it uses.
+
+    A class that is renamed to nothing is deleted. ``agrees`` is whether a new label is the
+    suggestion of the model.
+    """
 
     kind: Literal["label", "skip", "add", "rename", "undo"]
     row: int | None = None  # from 0
     classes: Sequence[str] = ()
     how: How | None = None
     new_name: str | None = None
+    agrees: bool | None = None
 
 
 @dataclass
@@ -61,28 +66,34 @@ class Labels:
     rows: dict[int, tuple[str, ...]] = field(default_factory=dict)
     how: dict[int, How] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
+    confirmed: set[int] = field(default_factory=set)  # got the label that they had
+    agreements: list[bool] = field(default_factory=list)
 
     def apply(self, action: Action) -> None:
         """Change the labels as an action does."""
         if action.kind == "rename":
             new_names = {action.classes[0]: action.new_name}
 
-            def renamed(names: Sequence[str]) -> dict[str, None]:
-                return dict.fromkeys(new_names.get(name) or name for name in names)
+            def renamed(names: Sequence[str]) -> tuple[str, ...]:
+                return tuple(dict.fromkeys(filter(None, (new_names.get(n, n) for n in names))))
 
             self.classes = [*renamed(self.classes)]
-            self.rows = {row: (*renamed(names),) for row, names in self.rows.items()}
+            rows = {row: (names, renamed(names)) for row, names in self.rows.items()}
+            self.rows = {row: new for row, (old, new) in rows.items() if new or not old}
             return
         self.add_classes(action.classes)
         if action.row is None:
             return
         self.skipped.discard(action.row)
-        self.rows.pop(action.row, None)
+        before = self.rows.pop(action.row, None)
         if action.kind == "skip":
             self.skipped.add(action.row)
-        else:
-            self.rows[action.row] = (*action.classes,)
-            self.how[action.row] = action.how or self.how.get(action.row, "chosen")
+            return
+        names = self.rows[action.row] = (*action.classes,)
+        self.how[action.row] = action.how or self.how.get(action.row, "chosen")
+        (self.confirmed.add if before == names else self.confirmed.discard)(action.row)
+        if action.agrees is not None:
+            self.agreements.append(action.agrees)
 
     def add_classes(self, names: Iterable[str]) -> None:
         """Add the classes that are new and not blank."""
@@ -98,18 +109,48 @@ class Labels:
 class LabelSource:
     """The rows of a file: a column of texts, or two of sentence pairs, and the labels in the file.
 
-    ``digest`` identifies the texts.
+    Labeled texts that are no longer in the file are added at the end.
     """
 
-    texts: Sequence[Sequence[str]]
+    texts: Sequence[list[str]]
     labels: Labels
     is_multi_label: bool
-    digest: str
+
+    def __post_init__(self) -> None:
+        self.count = len(self.texts[0])
+        self._rows: dict[str, list[int]] = {}
+        for row, texts in enumerate(zip(*self.texts, strict=True)):
+            self._rows.setdefault(_key(texts), []).append(row)
 
     @property
     def is_blank(self) -> NDArray[np.bool_]:
         """Whether a text of each row is missing: [rows]."""
         return np.array([not all(map(str.strip, row)) for row in zip(*self.texts, strict=True)])
+
+    def find_row(self, row: int | None, texts: Sequence[str]) -> int:
+        """Return the row with these texts, if possible a certain one; add it if there is none."""
+        rows = self._rows.setdefault(_key(texts), [])
+        if not rows:
+            rows.append(len(self.texts[0]))
+            for column, text in zip(self.texts, texts, strict=True):
+                column.append(text)
+        return row if row in rows else rows[0]
+
+    def draw(self, seed: int) -> NDArray[np.int64]:
+        """Return all rows in a random order, which stays the same if others are added."""
+        salt = seed.to_bytes(8, "big")
+        return np.argsort(
+            [_hash(_key(row).encode(), salt=salt) for row in zip(*self.texts, strict=True)]
+        )
+
+
+def _key(texts: Sequence[str]) -> str:
+    """Return the words of texts. Spreadsheets change the spaces between them."""
+    return "\0".join(" ".join(text.split()) for text in texts)
+
+
+def _hash(content: bytes, *, salt: bytes = b"") -> str:
+    return hashlib.blake2b(content, digest_size=8, salt=salt).hexdigest()
 
 
 class LabelJournal:
@@ -118,18 +159,22 @@ class LabelJournal:
     ``texts.csv`` leads to ``texts.labels.jsonl`` and ``texts.labels.csv``.
     """
 
+    random_fraction = 0.25
+    suggestions: Mapping[int, tuple[tuple[str, ...], float]] = {}
+
     def __init__(self, path: Path, source: LabelSource) -> None:
-        stem = path.name.partition(".")[0] or path.name
-        self.path = path.with_name(f"{stem}.labels.jsonl")
-        self.table_path = path.with_name(f"{stem}.labels.csv")
+        stem = path
+        while stem.suffix.lower() in (*TABLE_SUFFIXES, ".txt"):
+            stem = stem.with_suffix("")
+        self.path = path.with_name(f"{stem.name}.labels.jsonl")
+        self.table_path = path.with_name(f"{stem.name}.labels.csv")
         self.source, self.labels = source, deepcopy(source.labels)
-        if path.resolve() == self.table_path.resolve():
+        self.actions: list[Action] = []  # without those that were undone
+        if stem.suffix == ".labels":
             raise UsageError(f"{path} has labels already", remedy="label the file it was made from")
-        if self.table_path.exists() and not (
-            self.path.exists() and self.table_path.read_bytes().startswith(b"text,")
-        ):
+        if self.table_path.exists() and not self.path.exists():
             raise _foreign(self.table_path)
-        self._file = self.path.open("a+b")
+        self._file = self.path.open("ab")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -138,67 +183,122 @@ class LabelJournal:
                 f"{path} is being labeled by another finetune label",
                 remedy="use the page that it opened, or stop it first",
             ) from error
-        self.actions: list[Action] = []  # without those that were undone
-        actions = self._read(
-            {"format": _FORMAT, "texts": source.digest, "multi_label": source.is_multi_label}
-        )
-        for action in actions:
+        for action in self._read():
             self._apply(action)
-        if actions:
-            self.write_table()
+        if others := len(source.texts[0]) - source.count:
+            emit(Info(f"{others:,} labeled texts are not in {path}: their labels are kept"))
+        self.order = source.draw(self.seed)
+        self.take_edits()
+        if self.actions:
+            write_text_atomically(self.table_path, self._table(), flushes=False)
 
-    def _read(self, header: dict[str, Any]) -> list[Action]:
-        """Return the actions in the journal; write the header if there is none."""
-        self._file.seek(0)
+    def _read(self) -> list[Action]:
+        """Return the actions in the journal; write the first line if there is none."""
+        source, content = self.source, self.path.read_bytes()
+        header = {"format": _FORMAT, "multi_label": source.is_multi_label}
+        seed = int(_hash("\n".join(source.texts[0]).encode()), 16)
+        if json.dumps({**header, "seed": seed}).encode().startswith(content):
+            append_jsonl(self.path, [{**header, "seed": seed}])
+        try:
+            first, *lines = read_jsonl(self.path)
+            self.seed = int(first.pop("seed"))
+            self._tables = {line.pop("table", "") for line in lines}
+            for line in lines:
+                if "row" in line:
+                    line["row"] = source.find_row(line["row"], line.pop("texts"))
+            actions = [Action(**line) for line in lines]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise _foreign(self.path) from None
+        rows = [action.row for action in actions if action.row is not None]
+        if first != header or (rows and min(rows) >= source.count):
+            raise DataError(
+                f"{self.path} has labels of other texts, or of another kind",
+                remedy="restore the file and the options, or move the labels elsewhere",
+            )
         # A line without an end was being written when the server was killed, and never answered.
-        complete, _, cut = self._file.read().rpartition(b"\n")
-        if not complete and _line_of(header).startswith(cut):
-            self._file.truncate(0)
-            self._append(header)
-            return []
-        with suppress(ValueError, TypeError):
-            first, *lines = map(json.loads, complete.split(b"\n"))
-            if first == header:
-                self._file.truncate(len(complete) + 1)
-                return [Action(**line) for line in lines]
-            if {*first} == {*header}:
-                raise DataError(
-                    f"{self.path} has labels of other texts, or of another kind",
-                    remedy="restore the file and the options, or move the labels elsewhere",
-                )
-        raise _foreign(self.path)
+        os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
+        return actions
 
     def _apply(self, action: Action) -> None:
-        if action.kind != "undo":
+        if action.kind == "undo":
+            self._replay(self.actions[:-1])
+        else:
             self.actions.append(action)
             self.labels.apply(action)
+
+    def _replay(self, actions: list[Action]) -> None:
+        self.actions, self.labels = actions, deepcopy(self.source.labels)
+        for action in actions:
+            self.labels.apply(action)
+
+    def record(self, *actions: Action) -> None:
+        """Write actions and the labels after them. If that fails, nothing changes."""
+        before = [*self.actions]
+        for action in actions:
+            self._apply(action)
+        try:
+            self._write(actions)
+        except (OSError, FinetuneError):
+            self._replay(before)
+            raise
+
+    def _write(self, actions: Sequence[Action]) -> None:
+        table, end = self._table(), self.path.stat().st_size
+        lines = [*map(self._line_of, actions)]
+        lines[-1]["table"] = _hash(table.encode())
+        try:
+            append_jsonl(self.path, lines)
+            os.fsync(self._file.fileno())
+            write_text_atomically(self.table_path, table, flushes=False)
+        except OSError:
+            os.truncate(self.path, end)
+            raise
+        self._tables.add(lines[-1]["table"])
+
+    @property
+    def _columns(self) -> list[str]:
+        return [*("text", "text_pair")[: len(self.source.texts)], "label", "row", "how"]
+
+    def label_of(self, row: int) -> tuple[str, ...] | None:
+        """Return the classes of a row, or None."""
+        return self.labels.rows.get(row)
+
+    def _line_of(self, action: Action) -> dict[str, Any]:
+        line = {name: value for name, value in asdict(action).items() if value not in (None, ())}
+        if action.row is not None:
+            line["texts"] = [column[action.row] for column in self.source.texts]
+        return line
+
+    def take_edits(self) -> None:
+        """Record what the user changed in the table as actions."""
+        content = self.table_path.read_bytes() if self.table_path.exists() else b""
+        if not content or _hash(content) in self._tables:
             return
-        del self.actions[-1:]
-        self.labels = deepcopy(self.source.labels)
-        for kept in self.actions:
-            self.labels.apply(kept)
+        rows = read_rows(self.table_path)
+        if {*rows[0]} - {"split"} != {*self._columns}:
+            raise _foreign(self.table_path)
+        before, after, names = self.labels.rows, dict[int, str](), self._columns[:-3]
+        for row in rows:
+            number = int(row["row"]) - 1 if row["row"].isdecimal() else None
+            after[self.source.find_row(number, [row[name] for name in names])] = row["label"]
+        parsed = _parse([*after.values()], is_multi=self.source.is_multi_label)
+        edits = [Action("skip", row) for row in before if row not in after]
+        for place, classes in zip(after, parsed, strict=True):
+            if classes != before.get(place):
+                kind: Any = "skip" if classes is None else "label"
+                edits.append(Action(kind, place, classes or ()))
+        if edits:
+            emit(Info(f"{len(edits):,} labels were edited in {self.table_path}"))
+            self.record(*edits)
 
-    def record(self, action: Action) -> None:
-        """Write an action, then change the labels and their table."""
-        self._append(
-            {name: value for name, value in asdict(action).items() if value not in (None, ())}
-        )
-        self._apply(action)
-        self.write_table()
-
-    def _append(self, line: dict[str, Any]) -> None:
-        self._file.write(_line_of(line))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def write_table(self) -> None:
-        """Write the labeled rows as a table that ``finetune run`` reads.
+    def _table(self) -> str:
+        """Return the labeled rows as a table that ``finetune run`` reads.
 
         Rows that were drawn at random are its test split, except for the first ones of classes
         that no training row has. All others are training rows. Without test rows, there is no
         column ``split``. The journal is flushed to the disk, so the table need not be.
         """
-        rows, how = self.labels.rows, self.labels.how
+        rows, how, source = self.labels.rows, self.labels.how, self.source
         trained = {name for row, names in rows.items() if how[row] != "random" for name in names}
         tested = set[int]()
         for row, names in rows.items():
@@ -207,33 +307,35 @@ class LabelJournal:
             trained.update(names)
         table = io.StringIO()
         writer = csv.writer(table)
-        columns, is_multi = self.source.texts, self.source.is_multi_label
-        names_of_texts = ("text", "text_pair")[: len(columns)]
-        writer.writerow([*names_of_texts, "label", "row", "how", *["split"] * bool(tested)])
+        writer.writerow([*self._columns, *["split"] * bool(tested)])
         writer.writerows(
             [
-                *(column[row] for column in columns),
-                json.dumps(names, ensure_ascii=False) if is_multi else names[0],
-                row + 1,
+                *(column[row] for column in source.texts),
+                json.dumps(names, ensure_ascii=False) if source.is_multi_label else names[0],
+                row + 1 if row < source.count else "",
                 how[row],
                 *["test" if row in tested else "train"] * bool(tested),
             ]
             for row, names in rows.items()
         )
-        write_text_atomically(self.table_path, table.getvalue(), flushes=False)
+        return table.getvalue()
 
     def close(self) -> None:
         """Release the lock."""
         self._file.close()
 
 
-def _line_of(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, ensure_ascii=False).encode() + b"\n"
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a table that a spreadsheet may have saved."""
+    with muted():
+        rows: list[dict[str, str]] = read_file(path, DataConfig()).columns.to_pylist()
+    return rows
 
 
 def _foreign(path: Path) -> DataError:
     return DataError(
-        f"{path} was not written by finetune label", remedy="rename it, or label another file"
+        f"{path} is not as finetune label writes it",
+        remedy="rename it, or remove columns that you added",
     )
 
 
@@ -253,11 +355,10 @@ def read_label_source(path: Path, options: DataConfig, *, is_multi_label: bool) 
     labels, has_lists = Labels(), False
     if (table := lists[0].source) is not None:
         labels, has_lists = _read_labels(table.frame, options, str(path))
-    digest = hashlib.sha256(repr(labels.rows).encode())
-    for column in columns:
-        update_with_texts(digest, pyarrow.chunked_array([column]))
-    source = LabelSource(columns, labels, is_multi_label or has_lists, digest.hexdigest())
-    if source.is_blank.all():
+    source = LabelSource(columns, labels, is_multi_label or has_lists)
+    for row in np.flatnonzero(is_blank := source.is_blank).tolist():
+        labels.rows.pop(row, None)
+    if is_blank.all():
         raise DataNotFoundError(f"{path} has no texts", remedy="write one text per line")
     return source
 
@@ -277,14 +378,21 @@ def _read_labels(frame: Any, options: DataConfig, path: str) -> tuple[Labels, bo
         return Labels(), False
     values = read_labels(pyarrow.table(columns), chosen).to_pylist()
     cells = {row: value for row, value in enumerate(values) if value and value.strip()}
-    task = Multi if are_lists({*cells.values()}) else Single
-    [column] = task.parse([pyarrow.chunked_array([[*cells.values()]], "string")])
-    parsed = [[value] if task is Single else value for value in column.to_pylist()]
-    rows = {row: (*names,) for row, names in zip(cells, parsed, strict=True)}
+    has_lists = are_lists({*cells.values()})
+    parsed = _parse([*cells.values()], is_multi=has_lists)
+    rows = {row: names for row, names in zip(cells, parsed, strict=True) if names is not None}
     classes = sorted({name for names in rows.values() for name in names})
     if cells:
         emit(Info(f"{len(cells):,} labels from column {' and '.join(map(repr, chosen))} of {path}"))
-    return Labels(classes, rows, dict.fromkeys(rows, "file")), task is Multi
+    return Labels(classes, rows, dict.fromkeys(rows, "file")), has_lists
+
+
+def _parse(cells: Sequence[str], *, is_multi: bool) -> list[tuple[str, ...] | None]:
+    """Return the classes in each cell; None for an empty cell."""
+    task = Multi if is_multi else Single
+    [column] = task.parse([pyarrow.chunked_array([cells], "string")])
+    values = column.to_pylist()
+    return [None if v is None else (*v,) if is_multi else (v,) for v in values]
 
 
 class TextEncoder:

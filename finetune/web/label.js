@@ -1,7 +1,9 @@
 "use strict";
 
 const KEYS = "123456789abcdefghijklmnopqrstuvwxyz";
+const FEW_LABELS = 5;
 const isMulti = document.body.dataset.multi === "true";
+const isReview = document.body.dataset.review === "true";
 const element = (id) => document.getElementById(id);
 let current = null;
 let status = { classes: {} };
@@ -14,10 +16,23 @@ async function request(path, body) {
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(body),
   };
-  const response = await fetch(path, options);
-  const content = await response.json();
+  const response = await fetch(path, options).catch(() => {
+    throw new Error("The server has stopped. Start finetune label again.");
+  });
+  const content = await response.json().catch(() => ({ error: `The server answered ${response.status}.` }));
   if (!response.ok) throw Object.assign(new Error(content.error), { status: response.status });
   return content;
+}
+
+// The server rejects what is based on an older state than its own, until the person confirms.
+async function change(path, body, seen) {
+  try {
+    showStatus(await request(path, { ...body, ...seen }));
+  } catch (error) {
+    if (error.status !== 412) throw error;
+    const isWanted = confirm(`Changed in another tab or in the file: ${error.message}. Go on anyway?`);
+    showStatus(await (isWanted ? request(path, body) : request("/api/status")));
+  }
 }
 
 function make(tag, text, attributes = {}) {
@@ -27,9 +42,15 @@ function make(tag, text, attributes = {}) {
   return made;
 }
 
-function report(error) {
-  element("error").textContent = error ? error.message : "";
-  element("error").hidden = !error;
+function makeButton(text, act) {
+  const button = make("button", text, { type: "button" });
+  button.addEventListener("click", act);
+  return button;
+}
+
+function show(id, text) {
+  element(id).textContent = text;
+  element(id).hidden = !text;
 }
 
 async function act(work) {
@@ -37,10 +58,10 @@ async function act(work) {
   busy = true;
   document.body.dataset.busy = "true";
   try {
+    show("error", "");
     await work();
-    report(null);
   } catch (error) {
-    report(error.message === "Failed to fetch" ? new Error("The server has stopped.") : error);
+    show("error", error.message);
   } finally {
     busy = false;
     delete document.body.dataset.busy;
@@ -49,6 +70,7 @@ async function act(work) {
 
 const words = (label) => (Array.isArray(label) ? label.join(", ") || "none" : label);
 const percent = (fraction) => `${Math.round(100 * fraction)}%`;
+const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 
 function showText(container, row) {
   container.replaceChildren(make("p", row.text, { class: "text" }));
@@ -56,40 +78,40 @@ function showText(container, row) {
   container.classList.toggle("pair", row.text_pair !== undefined);
 }
 
-async function showNext() {
-  chosen = new Set();
+async function showNext(row) {
   try {
-    current = await request("/api/next");
+    current = await request(row ? `/api/next?row=${row}` : "/api/next");
     showText(element("text"), current);
   } catch (error) {
     if (error.status !== 404) throw error;
     current = null;
     element("text").replaceChildren(make("p", "All texts are labeled or skipped."));
   }
+  chosen = new Set(current && current.label !== null ? [current.label].flat() : []);
   showSuggestion();
   showClasses();
 }
 
 function showSuggestion() {
   const suggestion = current && current.suggestion;
-  element("suggestion").hidden = !element("show-suggestion").checked || !suggestion;
-  if (suggestion) {
-    element("suggestion").textContent =
-      `Suggestion: ${words(suggestion.label)} (${percent(suggestion.probability)})`;
-  }
+  const isShown = suggestion && (isReview || element("show-suggestion").checked);
+  const probability = suggestion && suggestion.probability ? ` (${percent(suggestion.probability)})` : "";
+  show("label-now", current && current.label !== null ? `Label: ${words(current.label)}` : "");
+  show("suggestion", isShown ? `Suggestion: ${words(suggestion.label)}${probability}` : "");
 }
 
 function showClasses() {
   const names = Object.keys(status.classes);
+  const focused = [...element("classes").children].indexOf(document.activeElement);
   element("classes").replaceChildren(...names.map((name, index) => {
-    const button = make("button", name, { type: "button" });
+    const button = makeButton(name, () => choose(name));
     if (KEYS[index]) button.append(make("kbd", KEYS[index]));
     button.append(make("span", String(status.classes[name]), { class: "muted" }));
-    if (isMulti) button.setAttribute("aria-pressed", String(chosen.has(name)));
+    if (isMulti || chosen.has(name)) button.setAttribute("aria-pressed", String(chosen.has(name)));
     button.disabled = current === null;
-    button.addEventListener("click", () => choose(name));
     return button;
   }));
+  if (focused >= 0 && names[focused]) element("classes").children[focused].focus();
   if (!names.length) element("classes").append(make("p", "Add the first class below.", { class: "muted" }));
   for (const id of ["old-name", "search-class"]) {
     const select = element(id);
@@ -103,51 +125,36 @@ function showClasses() {
 
 function showStatus(content) {
   status = content;
-  const features = content.features < 1
+  const features = content.features < 1 && !content.error
     ? ` Features are computed for ${percent(content.features)} of the texts.` : "";
   const skipped = content.skipped ? `, ${content.skipped} skipped` : "";
   element("progress").textContent =
-    `${content.labeled} of ${content.texts.toLocaleString("en")} texts labeled${skipped}.${features}`;
-  if (content.error) report(new Error(`The model failed: ${content.error}. You can continue to label without it.`));
-  element("undo").disabled = content.undoable === 0;
+    `${content.labeled} of ${count(content.texts, "text")} labeled${skipped}.${features}`;
+  show("model-error", content.error &&
+    `There is no model: ${content.error}. You can continue to label without suggestions.`);
   element("file").textContent = content.file;
   element("command").textContent = content.command;
-  showAgreement(content);
+  show("advice", advise(content));
   showClasses();
 }
 
-function showAgreement(content) {
-  const agreement = content.agreement;
-  if (!agreement) return;
-  element("agreement").textContent =
-    `On ${agreement.texts} texts drawn at random, the model agreed with you ${agreement.agreed} times ` +
-    `(95% CI ${percent(agreement.low)} to ${percent(agreement.high)}).`;
-  const points = content.curve;
-  if (points.length < 2) return;
-  const [width, height, left] = [440, 170, 40];
-  const last = points[points.length - 1].labels;
-  const x = (point) => left + (width - left - 10) * (point.labels / last);
-  const y = (fraction) => 10 + (height - 40) * (1 - fraction);
-  const svg = (tag, attributes, text = "") => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.textContent = text;
-    return made;
-  };
-  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label":
-    `Agreement on random texts: ${points.map((point) => `${percent(point.agreed / point.texts)} after ${point.labels} labels`).join(", ")}` });
-  const line = (values, name) => picture.append(svg("path", {
-    class: name, d: values.map(([a, b], index) => `${index ? "L" : "M"}${a},${b}`).join(""),
-  }));
-  for (const fraction of [0, 0.5, 1]) {
-    line([[left, y(fraction)], [width - 10, y(fraction)]], "tick");
-    picture.append(svg("text", { x: left - 6, y: y(fraction) + 4, "text-anchor": "end" }, percent(fraction)));
+// Says how good the model is, and whether more labels are worth it.
+function advise({ agreement, suggestions, classes }) {
+  const sentences = [];
+  const few = Object.keys(classes).filter((name) => classes[name] < FEW_LABELS);
+  if (agreement) {
+    sentences.push(`On ${count(agreement.texts, "text")} drawn at random, the model has ${agreement.metric} ` +
+      `${percent(agreement.value)} (95% CI ${percent(agreement.low)} to ${percent(agreement.high)}).`);
   }
-  line([...points.map((point) => [x(point), y(point.low)]),
-    ...[...points].reverse().map((point) => [x(point), y(point.high)])], "band");
-  line(points.map((point) => [x(point), y(point.agreed / point.texts)]), "line");
-  picture.append(svg("text", { x: width - 10, y: height - 6, "text-anchor": "end" }, `${last} labels`));
-  element("curve").replaceChildren(picture);
+  if (suggestions.last) {
+    sentences.push(`${suggestions.agreed} of its last ${count(suggestions.last, "suggestion")} were your label.`);
+  }
+  if (few.length) sentences.push(`Classes with fewer than ${FEW_LABELS} labels: ${few.join(", ")}.`);
+  if (!agreement || suggestions.last < 30 || few.length) sentences.push("Label more texts.");
+  else if (suggestions.agreed < 27) sentences.push("More labels still teach the model something.");
+  else if (agreement.high - agreement.low > 0.2) sentences.push("The model learns little from more labels. They only narrow the interval.");
+  else sentences.push("You can stop: more labels will hardly change the model.");
+  return sentences.join(" ");
 }
 
 function choose(name) {
@@ -162,14 +169,20 @@ function choose(name) {
 
 const label = (value) => act(async () => {
   if (!current) return;
-  showStatus(await request("/api/label", { row: current.row, label: value }));
+  await change("/api/label", { row: current.row, label: value }, { was: current.label });
   await showNext();
 });
 
 const undo = () => act(async () => {
-  showStatus(await request("/api/undo", {}));
+  await change("/api/undo", {}, { undoable: status.undoable });
   await showNext();
 });
+
+function done() {
+  if (isReview && !isMulti) label(current && current.label);
+  else if (isMulti && chosen.size) label([...chosen]);
+  else if (isMulti) show("error", "Choose a class, or press 0 if the text has none of them.");
+}
 
 async function showView(view) {
   for (const tab of document.querySelectorAll(".tab")) {
@@ -180,38 +193,28 @@ async function showView(view) {
   if (view === "texts") await showTexts();
 }
 
-function card(row, note) {
+function card(row, note, ...buttons) {
   const made = document.createElement("article");
   const texts = document.createElement("div");
+  const actions = make("div", "", { class: "actions" });
   showText(texts, row);
-  made.append(texts, make("p", note, { class: "muted" }));
+  actions.append(...buttons, makeButton(row.label === null ? "Label it" : "Change", () => act(async () => {
+    await showView("label");
+    await showNext(row.row);
+  })));
+  made.append(texts, make("p", note, { class: "muted" }), actions);
   return made;
-}
-
-function picker(row, after) {
-  const select = make("select", "", { "aria-label": `New label of row ${row.row}` });
-  select.append(make("option", "change to …", { value: "" }));
-  for (const name of Object.keys(status.classes)) select.append(make("option", name, { value: name }));
-  select.addEventListener("change", () => act(async () => {
-    const value = isMulti ? [select.value] : select.value;
-    showStatus(await request("/api/label", { row: row.row, label: value }));
-    await after();
-  }));
-  return select;
 }
 
 async function showDoubts() {
   const rows = await request("/api/contradictions");
   const cards = rows.map((row) => {
-    const made = card(row, `Your label: ${words(row.label)}. Model: ${words(row.predicted)}.`);
-    const actions = make("div", "", { class: "actions" });
-    const keep = make("button", "Confirm", { type: "button" });
-    keep.addEventListener("click", () => act(async () => {
-      showStatus(await request("/api/label", { row: row.row, label: row.label }));
+    const set = (value) => act(async () => {
+      await change("/api/label", { row: row.row, label: value }, { was: row.label });
       made.remove();
-    }));
-    actions.append(keep, picker(row, async () => made.remove()));
-    made.append(actions);
+    });
+    const made = card(row, `Your label: ${words(row.label)}. Model: ${words(row.predicted)}.`,
+      makeButton("Confirm", () => set(row.label)), makeButton(`Take ${words(row.predicted)}`, () => set(row.predicted)));
     return made;
   });
   element("doubts").replaceChildren(...(cards.length ? cards : [make("p", "The model agrees with all labels.")]));
@@ -220,44 +223,63 @@ async function showDoubts() {
 async function showTexts() {
   const query = new URLSearchParams(new FormData(element("search")));
   const rows = await request(`/api/texts?${query}`);
-  const cards = rows.map((row) => {
-    const made = card(row, words(row.label));
-    made.append(picker(row, showTexts));
-    return made;
-  });
-  element("texts").replaceChildren(...(cards.length ? cards : [make("p", "No labeled text matches.")]));
+  const cards = rows.map((row) => card(row, row.label === null ? "skipped" : words(row.label)));
+  element("texts").replaceChildren(...(cards.length ? cards : [make("p", "No text matches.")]));
+}
+
+const plain = (name) => name.toLowerCase().replace(/[\s_-]+/g, " ").trim();
+
+// A class that differs from another only in case or spaces is usually a typing error.
+function isMeant(name, old) {
+  const alike = Object.keys(status.classes).find(
+    (other) => other !== old && other !== name.trim() && plain(other) === plain(name));
+  return !alike || confirm(`There is a class "${alike}". Is "${name}" another class?`);
 }
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.target.closest("input, select, textarea, summary") || element("view-label").hidden) return;
+  if (event.target.closest("button, input, select, textarea, summary, a") || element("view-label").hidden) return;
   const index = KEYS.indexOf(event.key.toLowerCase());
   const name = Object.keys(status.classes)[index];
   if (event.key === " ") label(null);
   else if (event.key === "Backspace") undo();
-  else if (event.key === "Enter" && isMulti) label([...chosen]);
+  else if (event.key === "Enter") done();
+  else if (event.key === "0" && isMulti) label([]);
+  else if (event.key === "." && isReview && current) label(current.suggestion.label);
   else if (index >= 0 && name !== undefined) choose(name);
   else return;
   event.preventDefault();
 });
 
+// After a click, the keys are shortcuts again. After a key, the focus stays where it is.
+document.addEventListener("click", (event) => {
+  const control = event.target.closest("button, summary, [type=checkbox]");
+  if (event.detail && control && !element("view-label").hidden) element("text").focus({ preventScroll: true });
+});
 element("skip").addEventListener("click", () => label(null));
 element("undo").addEventListener("click", undo);
-if (isMulti) element("done").addEventListener("click", () => label([...chosen]));
-element("show-suggestion").addEventListener("change", showSuggestion);
+for (const [id, work] of [["done", done], ["none", () => label([])], ["take", () => current && label(current.suggestion.label)]]) {
+  if (element(id)) element(id).addEventListener("click", work);
+}
+if (!isReview) element("show-suggestion").addEventListener("change", showSuggestion);
 element("add-class").addEventListener("submit", (event) => {
   event.preventDefault();
+  const name = element("class-name").value;
+  if (!isMeant(name)) return;
   act(async () => {
-    showStatus(await request("/api/classes", { name: element("class-name").value }));
+    showStatus(await request("/api/classes", { name }));
     event.target.reset();
     element("text").focus();
   });
 });
 element("rename-class").addEventListener("submit", (event) => {
   event.preventDefault();
-  const names = { name: element("old-name").value, new_name: element("new-name").value };
+  const [name, newName] = [element("old-name").value, element("new-name").value];
+  const labels = count(status.classes[name], "label");
+  const isWanted = newName.trim() ? isMeant(newName, name) : confirm(`Delete the class "${name}" and its ${labels}?`);
+  if (!isWanted) return;
   act(async () => {
-    showStatus(await request("/api/classes", names));
+    showStatus(await request("/api/classes", { name, new_name: newName.trim() }));
     event.target.reset();
   });
 });
@@ -278,5 +300,5 @@ act(async () => {
   history.replaceState(null, "", "/");
   showStatus(await request("/api/status"));
   await showNext();
-  watchFeatures().catch(report);
+  watchFeatures().catch((error) => show("error", error.message));
 });

@@ -4,12 +4,12 @@ The head is fitted on the texts that were not drawn at random, as ``finetune run
 random texts measure how often the head agrees with the person.
 """
 
-import shlex
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextvars import copy_context
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,11 +20,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from finetune.events import Advance, Event, sent_to
+from finetune.data.labeling_tools import How
+from finetune.errors import FinetuneError, explain
+from finetune.events import Advance, Event, WarningMessage, emit, sent_to
+from finetune.runs.linear_head import measure_first
+from finetune.tasks.base import Task
 from finetune.tasks.labels import name_as_text, name_classes
+from finetune.tasks.metrics import METRICS, MULTI
 from finetune.tasks.multi import Multi
 from finetune.tasks.single import Single
-from finetune.tasks.tables import wilson_interval
 from finetune.training.linear_head import (
     DEFAULT_INVERSE_REGULARIZATION,
     MIN_FITTING_NAMES,
@@ -33,7 +37,7 @@ from finetune.training.linear_head import (
     names_fit,
     normalize,
 )
-from finetune.web.journal import Action, How, LabelJournal, Labels
+from finetune.web.journal import Action, LabelJournal, Labels
 from finetune.web.server import StrictBody, make_app, route
 
 Features = NDArray[np.float32]
@@ -41,29 +45,38 @@ LabeledRows = Mapping[int, Sequence[str]]
 ReadFeatures = Callable[[Sequence[Sequence[str]]], Features]
 """Returns the features of one column of texts, or of two columns of pairs: [texts, hidden]."""
 
-# Points of the curve of agreement, the least number of random texts that it needs, and after how
-# many labels it is measured again.
-CURVE_POINTS, MIN_RANDOM_TEXTS, CURVE_EVERY = 8, 10, 10
+# The last suggestions whose agreement with the person is reported.
+LAST_SUGGESTIONS = 30
 MAX_LISTED, MAX_CONTRADICTIONS, MAX_NAME_CHARACTERS = 200, 50, 200
 # A rough fit is enough to rank texts.
 MAX_GRADIENT = 1e-3
 SPREAD_TEXTS = 20
 # The ways of choosing after that, again and again.
 TURNS: tuple[How, ...] = ("uncertain", "rare", "uncertain", "random")
-RANDOM_FRACTION, MAX_RANDOM_TEXTS = 0.25, 1_000
+MAX_RANDOM_TEXTS = 1_000
 # The text shown is, among this many least certain ones, the least similar to labeled texts.
 UNCERTAIN_TEXTS = 5
 
 
 class LabelBody(StrictBody):
-    """A label, a list of labels for multi-label data, or null to skip the row."""
+    """A label, a list of labels for multi-label data, or null to skip the row.
+
+    ``was`` is the label, or null, that the row had on the page of the person.
+    """
 
     row: int
     label: str | list[str] | None
+    was: str | list[str] | None = None
+
+
+class UndoBody(StrictBody):
+    """The number of actions that could be undone, on the page of the person."""
+
+    undoable: int | None = None
 
 
 class ClassBody(StrictBody):
-    """A class to add; with ``new_name``, a class to rename or to merge."""
+    """A class to add; with ``new_name``, to rename or merge, or to delete if it is empty."""
 
     name: str
     new_name: str | None = None
@@ -71,29 +84,31 @@ class ClassBody(StrictBody):
 
 @dataclass(frozen=True)
 class Scores:
-    """Predictions of the head for all texts: probabilities are float32 [texts, classes]."""
+    """Predictions of the head for all texts: logits are float32 [texts, classes]."""
 
-    classes: tuple[str, ...]
-    probabilities: NDArray[np.float32]
-    is_multi_label: bool
+    task: Task
+    logits: NDArray[np.float32]
+
+    @cached_property
+    def probabilities(self) -> NDArray[np.float32]:
+        """The probability of each class: float32 [texts, classes]."""
+        return cast(NDArray[np.float32], self.task.read_logits(self.logits).probabilities)
 
     @cached_property
     def margins(self) -> NDArray[np.float32]:
         """How far each text is from being undecided: [texts]."""
-        if self.is_multi_label:
+        if self.task.problem_type == MULTI:
             return np.asarray(np.abs(self.probabilities - 0.5).min(axis=1))
         best = np.partition(self.probabilities, -2, axis=1)[:, -2:]
         return np.asarray(best[:, 1] - best[:, 0])
 
     def predict(self, row: int) -> tuple[tuple[str, ...], float]:
         """Return the predicted classes of a text, and how probable they are."""
-        row_probabilities = self.probabilities[row]
-        if not self.is_multi_label:
-            best = int(row_probabilities.argmax())
-            return (self.classes[best],), float(row_probabilities[best])
-        is_likely = row_probabilities > 0.5
-        certain = np.where(is_likely, row_probabilities, 1 - row_probabilities)
-        return tuple(np.array(self.classes)[is_likely].tolist()), float(certain.min())
+        [names] = self.task.to_json(self.task.read_logits(self.logits[row : row + 1]).predicted)
+        probabilities = self.probabilities[row]
+        if self.task.problem_type != MULTI:
+            return (names,), float(probabilities.max())
+        return (*names,), float(np.maximum(probabilities, 1 - probabilities).min())
 
 
 class Selection:
@@ -101,17 +116,16 @@ class Selection:
 
     First come texts that are spread out over the features (k-means++), then in turn the two texts
     that the head is least certain of, the most likely text of the class with the fewest labels, and
-    a text drawn at random. The random texts are drawn once, and no other way of choosing shows
-    them. So they stay a fair sample, and only they measure how good the model is.
+    a text drawn at random. The random texts are the first ones of ``order``, which is random, and
+    no other way of choosing shows them. So they stay a fair sample, and only they measure how good
+    the model is.
 
     ``features`` are unit vectors, float32 [texts, hidden], once there are any.
     """
 
-    def __init__(self, is_done: NDArray[np.bool_]) -> None:
+    def __init__(self, order: NDArray[np.int64], *, random_fraction: float) -> None:
         self._random = np.random.default_rng(0)
-        order = self._random.permutation(len(is_done))
-        order = order[~is_done[order]]
-        drawn = min(int(np.ceil(len(order) * RANDOM_FRACTION)), MAX_RANDOM_TEXTS)
+        drawn = min(int(np.ceil(len(order) * random_fraction)), MAX_RANDOM_TEXTS)
         self.random_rows, self._other_rows = order[:drawn], order[drawn:]
         self._spread_rows: NDArray[np.int64] = order[:0]
         self._features: Features | None = None
@@ -146,42 +160,50 @@ class Selection:
             return int(rows[0]), "spread"
         if how == "rare":
             counts = labels.counts()
-            rarest = min(scores.classes, key=lambda name: counts.get(name, 0))
-            probabilities = scores.probabilities[rows, scores.classes.index(rarest)]
+            rarest = min(scores.task.class_names, key=lambda name: counts.get(name, 0))
+            probabilities = scores.probabilities[rows, scores.task.class_numbers[rarest]]
             return int(rows[probabilities.argmax()]), "rare"
         uncertain = rows[np.argsort(scores.margins[rows], kind="stable")[:UNCERTAIN_TEXTS]]
-        if labels.rows:
-            labeled = self._features[np.array([*labels.rows])]
-            similarities = self._features[uncertain] @ labeled.T
+        if known := [row for row in labels.rows if row < len(self._features)]:
+            similarities = self._features[uncertain] @ self._features[known].T
             uncertain = uncertain[[similarities.max(axis=1).argmin()]]
         return int(uncertain[0]), "uncertain"
 
 
 class LabelingSession:
-    """What the endpoints do. They count rows from 1, all else from 0."""
+    """What the endpoints do. They count rows from 1, all else from 0.
 
-    def __init__(self, journal: LabelJournal, read_features: ReadFeatures) -> None:
-        self.journal, self._read_features = journal, read_features
+    ``command`` returns the command that trains a classifier from the labels so far.
+    """
+
+    def __init__(
+        self,
+        journal: LabelJournal,
+        read_features: ReadFeatures | None = None,
+        *,
+        command: Callable[[], str] = str,
+    ) -> None:
+        self.journal, self._read_features, self.command = journal, read_features, command
         self.texts, self._is_multi = journal.source.texts, journal.source.is_multi_label
-        is_done = journal.source.is_blank
-        self._filled = int((~is_done).sum())
+        self._is_blank = journal.source.is_blank
+        is_done = self._is_blank.copy()
         is_done[[*journal.source.labels.rows]] = True
-        self._selection = Selection(is_done)
-        self._random_rows = {*self._selection.random_rows.tolist()}
+        order = journal.order
+        self._selection = Selection(order[~is_done[order]], random_fraction=journal.random_fraction)
         self._lock = threading.RLock()
         self._changed, self._is_stopped = threading.Event(), False
         self._features: Features | None = None
         self._name_features: dict[str, NDArray[np.float32]] = {}
         self._scores: Scores | None = None
         self._shown: tuple[int, How] | None = None
-        self._agreement: dict[str, float] | None = None
-        self._curve: list[dict[str, float]] = []
-        self._progress, self._error = 0.0, ""
-        self._thread = threading.Thread(target=self._work, name="labeling", daemon=True)
+        self._agreement: dict[str, Any] | None = None
+        self._progress, self._error = float(read_features is None), ""
 
     def start(self) -> None:
         """Compute features and fit heads in the background from now on."""
-        self._thread.start()
+        if self._read_features is not None:
+            work = partial(copy_context().run, self._work, self._read_features)
+            threading.Thread(target=work, name="labeling", daemon=True).start()
 
     def stop(self) -> None:
         """End the background work, and release the files."""
@@ -189,45 +211,72 @@ class LabelingSession:
         self._changed.set()
         self.journal.close()
 
-    def next(self) -> dict[str, Any]:
-        """Return the text to label now: the same one until it is labeled or skipped."""
+    def next(self, number: int | None = None) -> dict[str, Any]:
+        """Return the text to label now: the same one until it is labeled or skipped.
+
+        The number of a row shows this one, even if it has a label.
+        """
         with self._lock:
-            labels, scores = self.journal.labels, self._scores
-            if self._shown is None or self._shown[0] in labels.rows.keys() | labels.skipped:
-                self._shown = self._selection.next(labels, scores)
+            labels = self.journal.labels
+            if number is not None:
+                row = self._row_of(number)
+                self._shown = row, labels.how.get(row, "chosen")
+            elif self._shown is None or self._shown[0] in labels.rows.keys() | labels.skipped:
+                self._shown = self._selection.next(labels, self._scores)
             if self._shown is None:
                 raise HTTPException(404, "all texts are labeled or skipped")
             row, how = self._shown
-            suggestion = None
-            if scores is not None:
-                names, probability = scores.predict(row)
-                suggestion = {"label": self._label_of(names), "probability": round(probability, 4)}
+            suggested = self._suggest(row)
+            suggestion = suggested and {
+                "label": self._label_of(suggested[0]),
+                "probability": round(suggested[1], 4),
+            }
             return {**self._text_of(row), "how": how, "suggestion": suggestion}
+
+    def _suggest(self, row: int) -> tuple[tuple[str, ...], float] | None:
+        """Return the classes that a model suggests, and how probable they are."""
+        if self._scores is not None and row < len(self._scores.logits):
+            return self._scores.predict(row)
+        return self.journal.suggestions.get(row)
+
+    def _row_of(self, number: int) -> int:
+        if 0 < number <= len(self._is_blank) and not self._is_blank[number - 1]:
+            return number - 1
+        raise HTTPException(404, f"row {number} has no text: there are {len(self._is_blank)} rows")
 
     def label(self, body: LabelBody) -> dict[str, Any]:
         """Give a row its classes, or skip it; return the status."""
-        row, count = body.row - 1, len(self.texts[0])
-        if not 0 <= row < count:
-            raise HTTPException(404, f"there is no row {body.row}: the rows are 1 to {count}")
+        row = self._row_of(body.row)
         with self._lock:
-            how: How = self.journal.labels.how.get(row, "chosen")
-            if row in self._random_rows:
-                how = "random"
-            elif self._shown is not None and self._shown[0] == row:
-                how = self._shown[1]
+            self.journal.take_edits()
+            is_random = row in self._selection.random_rows
+            shown, shown_how = self._shown or (None, None)
+            how = self.journal.labels.how.get(row) or (
+                "random" if is_random else shown_how if shown == row else "chosen"
+            )
+            now = self._text_of(row)["label"]
+            if "was" in body.model_fields_set and now != body.was:
+                raise HTTPException(412, f"row {body.row} has the label {now!r} by now")
             if body.label is None:
                 return self._record(Action("skip", row, how=how))
             labels = [body.label] if isinstance(body.label, str) else body.label
             names = tuple(dict.fromkeys(map(check_name, labels)))
             if not self._is_multi and len(names) != 1:
                 raise HTTPException(422, "this data has one class per text: send one label")
-            return self._record(Action("label", row, names, how))
+            if unknown := {*names} - {*self.journal.labels.classes}:
+                raise HTTPException(422, f"there is no class {min(unknown)!r}: add it first")
+            suggested = None if row in self.journal.labels.rows else self._suggest(row)
+            agrees = suggested and {*suggested[0]} == {*names}
+            return self._record(Action("label", row, names, how, agrees=agrees))
 
-    def undo(self, body: StrictBody) -> dict[str, Any]:
+    def undo(self, body: UndoBody) -> dict[str, Any]:
         """Take back the last action; return the status, and the row, which is shown again."""
         with self._lock:
-            if not self.journal.actions:
+            self.journal.take_edits()
+            if not (count := len(self.journal.actions)):
                 raise HTTPException(409, "there is nothing to undo")
+            if body.undoable not in (None, count):
+                raise HTTPException(412, "the last action is not the last one of this page")
             last = self.journal.actions[-1]
             status = self._record(Action("undo"))
             if last.row is None:
@@ -237,13 +286,14 @@ class LabelingSession:
             return {"row": last.row + 1, **status}
 
     def change_class(self, body: ClassBody) -> dict[str, Any]:
-        """Add a class or rename it; renaming it to an existing class merges the two."""
+        """Add a class, rename it, merge it into an existing one, or delete it."""
         with self._lock:
+            self.journal.take_edits()
             if body.new_name is None:
                 return self._record(Action("add", classes=(check_name(body.name),)))
             if body.name not in self.journal.labels.classes:
                 raise HTTPException(404, f"there is no class {body.name!r}")
-            new_name = check_name(body.new_name)
+            new_name = check_name(body.new_name) if body.new_name else ""
             return self._record(Action("rename", classes=(body.name,), new_name=new_name))
 
     def _record(self, action: Action) -> dict[str, Any]:
@@ -256,15 +306,19 @@ class LabelingSession:
         return [*names] if self._is_multi else names[0]
 
     def _text_of(self, row: int) -> dict[str, Any]:
+        """Return a row with its texts and its label, or null."""
         texts = zip(("text", "text_pair"), self.texts, strict=False)
-        return {"row": row + 1, **{name: column[row] for name, column in texts}}
+        names = self.journal.label_of(row)
+        label = None if names is None else self._label_of(names)
+        return {"row": row + 1, **{name: column[row] for name, column in texts}, "label": label}
 
     def status(self) -> dict[str, Any]:
         """Return counts, the progress of the features, and how often the head agrees."""
         with self._lock:
             labels = self.journal.labels
+            last = labels.agreements[-LAST_SUGGESTIONS:]
             return {
-                "texts": self._filled,
+                "texts": int((~self._is_blank).sum()),
                 "labeled": len(labels.rows),
                 "skipped": len(labels.skipped),
                 "classes": labels.counts(),
@@ -273,15 +327,10 @@ class LabelingSession:
                 "features": 1.0 if self._features is not None else round(self._progress, 3),
                 "error": self._error,
                 "agreement": self._agreement,
-                "curve": self._curve,
+                "suggestions": {"last": len(last), "agreed": sum(last)},
                 "file": str(self.journal.table_path),
-                "command": self.command,
+                "command": self.command(),
             }
-
-    @property
-    def command(self) -> str:
-        """The command that trains a classifier from the labels so far."""
-        return f"finetune run {shlex.quote(str(self.journal.table_path))}"
 
     def contradictions(self) -> list[dict[str, Any]]:
         """Return labels that the head contradicts, the most doubtful first."""
@@ -289,43 +338,42 @@ class LabelingSession:
             labels, scores = self.journal.labels, self._scores
             if scores is None:
                 return []
-            known = {
-                row: names for row, names in labels.rows.items() if {*names} <= {*scores.classes}
-            }
-            is_label = mark_labels(known.values(), scores.classes)
-            probabilities = scores.probabilities[[*known]]
+            names, count = {*scores.task.class_names}, len(scores.logits)
+            rows = [r for r, of_row in labels.rows.items() if r < count and names >= {*of_row}]
+            rows = [row for row in rows if row not in labels.confirmed]
+            is_label = mark_labels([labels.rows[row] for row in rows], scores.task.class_names)
+            probabilities = scores.probabilities[rows]
             doubts = np.where(is_label, 1 - probabilities, probabilities).max(axis=1, initial=0)
-            doubtful = np.array([*known])[np.argsort(-doubts, kind="stable")][:MAX_CONTRADICTIONS]
+            doubtful = np.array(rows, int)[np.argsort(-doubts, kind="stable")][:MAX_CONTRADICTIONS]
             predicted = {row: scores.predict(row)[0] for row in doubtful.tolist()}
             return [
-                {
-                    **self._text_of(row),
-                    "label": self._label_of(known[row]),
-                    "predicted": self._label_of(names),
-                }
+                {**self._text_of(row), "predicted": self._label_of(names)}
                 for row, names in predicted.items()
-                if {*names} != {*known[row]}
+                if {*names} != {*labels.rows[row]}
             ]
 
-    def search(self, class_name: str | None, words: str) -> list[dict[str, Any]]:
-        """Return labeled texts of a class, or of all, that contain some words; the newest first."""
+    def search(self, class_name: str | None, words: str, *, skipped: bool) -> list[dict[str, Any]]:
+        """Return labeled texts of a class, or of all, or skipped texts, that contain some words.
+
+        The newest labels come first.
+        """
         with self._lock:
-            labeled = [*reversed(self.journal.labels.rows.items())]
-        words = words.casefold()
-        matches = [
-            {**self._text_of(row), "label": self._label_of(names)}
-            for row, names in labeled
-            if not class_name or class_name in names
-            if not words or any(words in column[row].casefold() for column in self.texts)
-        ]
+            labels, words = self.journal.labels, words.casefold()
+            rows = [*labels.skipped] if skipped else [*reversed(labels.rows)]
+            matches = [
+                self._text_of(row)
+                for row in rows
+                if not class_name or class_name in labels.rows.get(row, ())
+                if any(words in column[row].casefold() for column in self.texts)
+            ]
         return matches[:MAX_LISTED]
 
     # The background work.
 
-    def _work(self) -> None:
+    def _work(self, read_features: ReadFeatures) -> None:
         try:
             with sent_to(self._follow):
-                features = normalize(self._read_features(self.texts))
+                features = normalize(read_features(self.texts))
             # The other cores are for the answers to the page.
             torch.set_num_threads(1)
             with self._lock:
@@ -334,41 +382,32 @@ class LabelingSession:
             self._changed.set()
             while self._changed.wait() and not self._is_stopped:
                 self._changed.clear()
-                self._fit()
-        except Exception as error:  # shown on the page; labeling continues without a head
-            self._error = f"{type(error).__name__}: {error}"
+                self._fit(read_features)
+        except Exception as error:  # also shown on the page; labeling continues without a head
+            known = error if isinstance(error, FinetuneError) else explain(error)
+            self._error = known.message if known else f"{type(error).__name__}: {error}"
+            message = f"no suggestions, and texts in random order: {self._error}"
+            emit(WarningMessage(message, remedy=known.remedy if known else ""))
 
     def _follow(self, event: Event) -> None:
         if isinstance(event, Advance):
             self._progress = event.done / event.total
 
-    def _fit(self) -> None:
+    def _fit(self, read_features: ReadFeatures) -> None:
         with self._lock:
             labels = self.journal.labels
-            rows, classes = dict(labels.rows), list(labels.classes)
+            rows, how, classes = dict(labels.rows), dict(labels.how), list(labels.classes)
         if missing := [name for name in classes if name not in self._name_features]:
             texts = [name_as_text(name) for name in missing]
-            vectors = normalize(self._read_features([texts, texts][: len(self.texts)]))
+            vectors = normalize(read_features([texts, texts][: len(self.texts)]))
             self._name_features |= dict(zip(missing, vectors, strict=True))
-        fitted = {row: names for row, names in rows.items() if row not in self._random_rows}
-        drawn = {row: names for row, names in rows.items() if row in self._random_rows}
+        assert self._features is not None
+        known = {row: names for row, names in rows.items() if row < len(self._features)}
+        fitted = {row: names for row, names in known.items() if how.get(row) != "random"}
         scores = self._fit_head(fitted, classes)
-        agreement = measure_agreement(scores, drawn, labels=len(fitted))
+        agreement = measure_agreement(scores, {r: known[r] for r in known.keys() - fitted.keys()})
         with self._lock:
             self._scores, self._agreement = scores, agreement
-        if len(drawn) >= MIN_RANDOM_TEXTS and len(rows) % CURVE_EVERY == 0:
-            self._curve = [*self._measure_curve(fitted, drawn, classes)]
-
-    def _measure_curve(
-        self, fitted: LabeledRows, drawn: LabeledRows, classes: Sequence[str]
-    ) -> Iterator[dict[str, float]]:
-        """Yield the agreement on all random texts of heads fitted on more and more labels."""
-        in_order = list(fitted.items())
-        sizes = np.linspace(0, len(in_order), CURVE_POINTS + 1).astype(int)[1:].tolist()
-        for size in dict.fromkeys(sizes):
-            scores = self._fit_head(dict(in_order[:size]), classes)
-            if point := measure_agreement(scores, drawn, labels=size):
-                yield point
 
     def _fit_head(self, rows: LabeledRows, classes: Sequence[str]) -> Scores | None:
         """Fit a head on labeled rows, and on the names of classes if they help."""
@@ -398,9 +437,7 @@ class LabelingSession:
             inverse_regularization=DEFAULT_INVERSE_REGULARIZATION,
             max_gradient=MAX_GRADIENT,
         )
-        probabilities = task.read_logits(head.logits(self._features)).probabilities
-        assert probabilities is not None
-        return Scores(tuple(classes), probabilities, self._is_multi)
+        return Scores(task, head.logits(self._features))
 
 
 def mark_labels(rows: Collection[Sequence[str]], classes: Sequence[str]) -> NDArray[np.bool_]:
@@ -417,15 +454,16 @@ def check_name(name: str) -> str:
     return name
 
 
-def measure_agreement(
-    scores: Scores | None, drawn: LabeledRows, *, labels: int
-) -> dict[str, float] | None:
-    """Return how often a head agrees with a person on random texts, with the 95% interval."""
+def measure_agreement(scores: Scores | None, drawn: LabeledRows) -> dict[str, Any] | None:
+    """Return the main metric of a head on random texts, with its 95% interval."""
     if scores is None or not drawn:
         return None
-    agreed = sum(set(scores.predict(row)[0]) == set(names) for row, names in drawn.items())
-    low, high = map(float, wilson_interval(agreed, len(drawn)))
-    return {"labels": labels, "texts": len(drawn), "agreed": agreed, "low": low, "high": high}
+    names: list[Any] = [*drawn.values()]
+    if scores.task.problem_type != MULTI:
+        names = [name for [name] in names]
+    task, logits = scores.task, scores.logits[[*drawn]]
+    metric, interval, _ = measure_first(task, logits, task.from_json(names))
+    return {"texts": len(drawn), "metric": METRICS[metric].title, **asdict(interval)}
 
 
 def make_label_app(
@@ -434,15 +472,23 @@ def make_label_app(
     """Return the application; ``name`` is the name of the labeled file."""
 
     async def search(request: Request) -> Response:
-        query: Any = request.query_params
-        return JSONResponse(session.search(query.get("class"), query.get("search", "")))
+        query = request.query_params
+        found = session.search(
+            query.get("class"), query.get("search", ""), skipped="skipped" in query
+        )
+        return JSONResponse(found)
+
+    async def show_next(request: Request) -> Response:
+        number = request.query_params.get("row", "")
+        return JSONResponse(session.next(int(number) if number.isdecimal() else None))
 
     source = session.journal.source
-    page = {"name": name, "count": len(source.texts[0]), "multi_label": source.is_multi_label}
+    is_review = bool(session.journal.suggestions)
+    page = {"name": name, "multi_label": source.is_multi_label, "is_review": is_review}
     routes = [
-        route("/api/next", session.next),
+        Route("/api/next", show_next),
         route("/api/label", session.label, LabelBody),
-        route("/api/undo", session.undo, StrictBody),
+        route("/api/undo", session.undo, UndoBody),
         route("/api/classes", session.change_class, ClassBody),
         route("/api/status", session.status),
         route("/api/contradictions", session.contradictions),

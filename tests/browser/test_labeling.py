@@ -1,22 +1,24 @@
-"""``finetune label`` in a real browser: texts labeled by keyboard, on a phone and a screen."""
+"""``finetune label`` in a real browser: by keyboard and mouse, on a phone and a screen."""
 
 import csv
 import re
 import shlex
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvicorn
 
 import finetune
 from finetune.web.journal import LabelJournal, Labels, LabelSource
-from finetune.web.labeling import LabelingSession, make_label_app
+from finetune.web.labeling import LabelBody, LabelingSession, make_label_app
 from finetune.web.server import bind, local_hosts
 
 if TYPE_CHECKING:
-    from browser.conftest import Browser
+    from browser.conftest import Browser, Visit
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -24,16 +26,14 @@ HOSTILE = "<img src=x onerror=alert(1)> {{ 7 * 7 }}"
 TEXTS = [f"{HOSTILE} {word} {number}" for number in range(16) for word in ("good", "bad")]
 
 
-def no_features(columns: object) -> None:
+def no_features(columns: object) -> Any:
     raise ValueError("no weights")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
-def test_texts_are_labeled_by_keyboard(
-    width: int, scheme: str, browser: "Browser", tmp_path: Path, tiny_folder: Path
-) -> None:
-    journal = LabelJournal(tmp_path / "texts.csv", LabelSource([TEXTS], Labels(), False, "d"))
-    session = LabelingSession(journal, no_features)  # type: ignore[arg-type]
+@contextmanager
+def serving(journal: LabelJournal, read: Any = no_features) -> Iterator[str]:
+    """Serve a session, and yield the address of its page."""
+    session = LabelingSession(journal, read, command=lambda: f"finetune run {journal.table_path}")
     session.start()
     listener = bind("127.0.0.1", 0)
     port, token = listener.getsockname()[1], "secret"
@@ -41,18 +41,40 @@ def test_texts_are_labeled_by_keyboard(
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
-    base = f"http://127.0.0.1:{port}"
-    visit = browser.visit(f"{base}/?token={token}", width=width, scheme=scheme)
-    shown = visit.page.locator("#text .text")
-
-    def press(key: str, *, labeled: int) -> None:
-        visit.page.keyboard.press(key)
-        progress = re.compile(rf"^{labeled} of")
-        visit.page.locator("#progress", has_text=progress).wait_for()
-        visit.page.locator("body:not([data-busy])").wait_for()
-
     try:
+        yield f"http://127.0.0.1:{port}/?token={token}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        session.stop()
+
+
+def journal_of(
+    folder: Path, texts: Sequence[str], classes: Sequence[str] = (), *, multi: bool = False
+) -> LabelJournal:
+    return LabelJournal(folder / "texts.csv", LabelSource([[*texts]], Labels([*classes]), multi))
+
+
+def wait_for(visit: "Visit", progress: str) -> None:
+    visit.page.locator("#progress", has_text=re.compile(progress)).wait_for()
+    visit.page.locator("body:not([data-busy])").wait_for()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
+def test_texts_are_labeled_by_keyboard(
+    width: int, scheme: str, browser: "Browser", tmp_path: Path, tiny_folder: Path
+) -> None:
+    journal = journal_of(tmp_path, TEXTS)
+    with serving(journal) as address:
+        visit = browser.visit(address, width=width, scheme=scheme)
+        shown = visit.page.locator("#text .text")
+
+        def press(key: str, *, labeled: int) -> None:
+            visit.page.keyboard.press(key)
+            wait_for(visit, rf"^{labeled} of")
+
         shown.wait_for()
+        visit.page.get_by_text("There is no model: ValueError: no weights").wait_for()
         for name in ("good", "bad"):
             visit.page.fill("#class-name", name)
             visit.page.keyboard.press("Enter")
@@ -75,13 +97,11 @@ def test_texts_are_labeled_by_keyboard(
             visit.page.wait_for_timeout(300)
             assert visit.find_violations() == [], view
             assert visit.overflow <= 0, view
+        base = address.partition("/?")[0]
         assert all(url.startswith(base) for url in visit.requests), visit.requests
         # After the last text, the server answers 404, which the browser logs.
         assert [each for each in visit.messages if "404" not in each] == []
-    finally:
-        server.should_exit = True
-        thread.join(30)
-        session.stop()
+        visit.page.close()
     assert command[:2] == ["finetune", "run"]
     with journal.table_path.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -92,3 +112,190 @@ def test_texts_are_labeled_by_keyboard(
         data=command[2], model=str(tiny_folder), device="cpu", output_dir=str(tmp_path / "run")
     )
     assert run.test.samples == tested > 0
+
+
+def test_keys_are_native_on_controls_and_shortcuts_elsewhere(
+    browser: "Browser", tmp_path: Path
+) -> None:
+    with serving(journal_of(tmp_path, TEXTS, ["good", "bad"])) as address:
+        visit = browser.visit(address)
+        page = visit.page
+        wait_for(visit, "^0 of")
+        page.locator("#classes button").first.focus()
+        for number in (1, 2, 3):  # the focus stays on the class
+            page.keyboard.press("Space")
+            wait_for(visit, rf"^{number} of 32 texts labeled\.$")
+        page.locator("#undo").focus()
+        for number in (2, 1, 0):
+            page.keyboard.press("Space")
+            wait_for(visit, rf"^{number} of 32 texts labeled\.$")
+        page.keyboard.press("Space")
+        page.get_by_text("there is nothing to undo").wait_for()
+        for place in ("#show-suggestion", "label:has(#show-suggestion)", "button.tab >> nth=0"):
+            page.locator(place).click(position={"x": 5, "y": 5})
+        page.get_by_text("Rename, merge or delete classes").click()
+        page.keyboard.press("2")
+        wait_for(visit, r"^1 of 32 texts labeled\.$")
+        page.locator("#undo").click()
+        wait_for(visit, r"^0 of")
+        page.keyboard.press("Space")
+        wait_for(visit, r"^0 of 32 texts labeled, 1 skipped\.$")
+        page.keyboard.press("Control+1")
+        # Skipped texts are listed, and can be labeled.
+        page.get_by_role("button", name="Labeled texts", exact=True).click()
+        page.get_by_label("Skipped texts").check()
+        page.get_by_role("button", name="Label it").click()
+        page.locator("#view-label:not([hidden])").wait_for()
+        wait_for(visit, "1 skipped")
+        page.keyboard.press("1")
+        wait_for(visit, r"^1 of 32 texts labeled\.$")
+        page.close()
+
+
+def test_several_labels_are_changed_one_by_one(browser: "Browser", tmp_path: Path) -> None:
+    journal = journal_of(tmp_path, TEXTS[:3], "abc", multi=True)
+    with serving(journal) as address:
+        visit = browser.visit(address)
+        page = visit.page
+        wait_for(visit, "^0 of")
+        page.keyboard.press("Enter")
+        page.get_by_text("press 0 if the text has none of them").wait_for()
+        for key in ("1", "2", "Enter"):
+            page.keyboard.press(key)
+        wait_for(visit, "^1 of")
+        page.keyboard.press("0")
+        wait_for(visit, "^2 of")
+        assert sorted(journal.labels.rows.values()) == [(), ("a", "b")]
+        page.get_by_role("button", name="Labeled texts", exact=True).click()
+        page.locator("#search-class").select_option("a")
+        page.locator("article").wait_for()
+        page.locator("body:not([data-busy])").wait_for()
+        page.get_by_role("button", name="Change", exact=True).first.click()
+        page.get_by_text("Label: a, b").wait_for()
+        page.locator("body:not([data-busy])").wait_for()
+        for key in ("2", "3", "Enter"):
+            page.keyboard.press(key)
+        page.locator("#classes button", has_text=re.compile("^c.*1$")).wait_for()
+        assert sorted(journal.labels.rows.values()) == [(), ("a", "c")]
+        page.close()
+
+
+def test_classes_are_deleted_and_typing_errors_are_asked_about(
+    browser: "Browser", tmp_path: Path
+) -> None:
+    journal = journal_of(tmp_path, TEXTS, ["Housing", "bad"])
+    with serving(journal) as address:
+        visit, asked = browser.visit(address), list[str]()
+        page = visit.page
+        wait_for(visit, "^0 of")
+
+        def answer(dialog: Any) -> None:
+            asked.append(dialog.message)
+            (dialog.dismiss if len(asked) == 1 else dialog.accept)()
+
+        page.on("dialog", answer)
+        for count in (2, 3):
+            page.fill("#class-name", "housing ")
+            page.keyboard.press("Enter")
+            page.locator(f"#classes button >> nth={count - 1}").wait_for()
+            page.wait_for_timeout(200)
+            assert len(journal.labels.classes) == count
+        page.get_by_text("Rename, merge or delete classes").click()
+        page.locator("#old-name").select_option("housing")
+        page.get_by_role("button", name="Change", exact=True).click()
+        page.locator("#classes button >> nth=2").wait_for(state="detached")
+        assert journal.labels.classes == ["Housing", "bad"]
+        assert 'There is a class "Housing"' in asked[0]
+        assert 'Delete the class "housing" and its 0 labels?' in asked[2]
+        page.close()
+
+
+@pytest.mark.parametrize("is_accepted", [False, True])
+def test_a_tab_that_is_out_of_date_asks(
+    is_accepted: bool, browser: "Browser", tmp_path: Path
+) -> None:
+    journal = journal_of(tmp_path, TEXTS, ["good", "bad"])
+    with serving(journal) as address:
+        first, second = browser.visit(address), browser.visit(address)
+        wait_for(first, "^0 of")
+        wait_for(second, "^0 of")
+        first.page.keyboard.press("1")
+        wait_for(first, "^1 of")
+        asked = list[str]()
+
+        def answer(dialog: Any) -> None:
+            asked.append(dialog.message)
+            (dialog.accept if is_accepted else dialog.dismiss)()
+
+        second.page.on("dialog", answer)
+        second.page.keyboard.press("2")
+        wait_for(second, "^1 of")
+        assert "has the label 'good' by now" in asked[0]
+        assert [*journal.labels.rows.values()] == [("bad" if is_accepted else "good",)]
+        first.page.on("dialog", answer)
+        first.page.keyboard.press("Backspace")
+        first.page.wait_for_timeout(500)
+        assert len(asked) == (2 if is_accepted else 1)
+        first.page.close()
+        second.page.close()
+
+
+def test_a_failure_of_the_disk_is_shown(
+    browser: "Browser", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, rows: Any) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    with serving(journal_of(tmp_path, TEXTS, ["good", "bad"])) as address:
+        visit = browser.visit(address)
+        wait_for(visit, "^0 of")
+        text = visit.page.locator("#text").inner_text()
+        with monkeypatch.context() as patch:
+            patch.setattr("finetune.web.journal.append_jsonl", fail)
+            visit.page.keyboard.press("1")
+            visit.page.locator("#error", has_text="No space left on device").wait_for()
+        assert visit.page.locator("#text").inner_text() == text
+        visit.page.keyboard.press("1")
+        wait_for(visit, "^1 of")
+        assert not visit.page.locator("#error").is_visible()
+        visit.page.close()
+
+
+def test_contradictions_are_confirmed_or_changed(browser: "Browser", tmp_path: Path) -> None:
+    def read(columns: Any) -> Any:
+        import numpy as np
+
+        keys = [["good" in text, "bad" in text] for text in columns[0]]
+        return np.array(keys, np.float32) + np.arange(len(keys))[:, None] * np.float32(1e-3)
+
+    journal = journal_of(tmp_path, TEXTS, ["good", "bad"])
+    session = LabelingSession(journal)
+    for row in range(20):
+        is_right = row not in (3, 6, 9)
+        name = "good" if (" good " in TEXTS[row]) == is_right else "bad"
+        session.label(LabelBody(row=row + 1, label=name))
+    with serving(journal, read) as address:
+        visit = browser.visit(address)
+        page = visit.page
+        wait_for(visit, "^20 of 32 texts labeled.$")
+        for number in range(21, 24):
+            key = "1" if " good " in page.locator("#text").inner_text() else "2"
+            page.keyboard.press(key)
+            wait_for(visit, f"^{number} of")
+            page.wait_for_timeout(300)
+        page.locator("#advice", has_text="drawn at random, the model has accuracy").wait_for()
+        page.get_by_role("button", name="Contradictions", exact=True).click()
+        page.locator("article").first.wait_for()
+        count = page.locator("article").count()
+        assert count >= 2
+        page.get_by_role("button", name="Confirm").first.click()
+        page.get_by_role("button", name=re.compile("^Take ")).nth(1).wait_for()
+        page.locator("body:not([data-busy])").wait_for()
+        page.get_by_role("button", name=re.compile("^Take ")).first.click()
+        page.locator("body:not([data-busy])").wait_for()
+        page.wait_for_timeout(300)
+        assert page.locator("article").count() == count - 2
+        page.get_by_role("button", name="Contradictions", exact=True).click()
+        page.wait_for_timeout(500)
+        assert page.locator("article").count() == count - 2  # they don't come back
+        page.close()

@@ -1,7 +1,8 @@
 """The files of ``finetune label``: nothing is lost, and no foreign file is overwritten."""
 
+import errno
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ TEXTS = [[f"text {number}" for number in range(12)]]
 
 
 def open_journal(
-    path: Path, *, digest: str = "d", multi: bool = False, **labels: Any
+    path: Path, *, texts: Sequence[str] = TEXTS[0], multi: bool = False, **labels: Any
 ) -> LabelJournal:
-    return LabelJournal(path, LabelSource(TEXTS, Labels(**labels), multi, digest))
+    return LabelJournal(path, LabelSource([[*texts]], Labels(**labels), multi))
 
 
 @pytest.fixture
@@ -39,6 +40,8 @@ ACTIONS = [
     Action("rename", classes=("b",), new_name="B"),
     label(3, "B"),
     Action("rename", classes=("a",), new_name="B"),
+    label(4, "c"),
+    Action("rename", classes=("c",), new_name=""),
 ]
 
 
@@ -70,21 +73,26 @@ def test_a_line_that_a_kill_has_cut_was_never_answered(path: Path) -> None:
     content = journal.path.read_bytes()
     for end in range(content.index(b"\n") + 1, len(content) + 1):
         journal.path.write_bytes(content[:end])
+        journal.table_path.unlink()
         again = open_journal(path)
         assert len(again.labels.rows) == content[:end].count(b"\n") - 1
         again.record(label(7, "b"))
         again.close()
         lines = [json.loads(line) for line in again.path.read_text().splitlines()]
-        assert lines[-1] == {"kind": "label", "row": 7, "classes": ["b"], "how": "uncertain"}
+        assert lines[-1].pop("table")
+        assert lines[-1] == {
+            **{"kind": "label", "row": 7, "classes": ["b"], "how": "uncertain"},
+            "texts": ["text 7"],
+        }
 
 
 @pytest.mark.parametrize(
     ("name", "content", "options", "error", "words"),
     [
-        ("texts.labels.csv", "text,label\n", {}, DataError, "not written by finetune label"),
-        ("texts.labels.jsonl", "{}\n", {}, DataError, "not written by finetune label"),
-        ("texts.labels.jsonl", "hello", {}, DataError, "not written by finetune label"),
-        (None, None, {"digest": "other"}, DataError, "has labels of other texts"),
+        ("texts.labels.csv", "text,label\n", {}, DataError, "not as finetune label writes it"),
+        ("texts.labels.jsonl", "{}\n", {}, DataError, "not as finetune label writes it"),
+        ("texts.labels.jsonl", "hello", {}, DataError, "not as finetune label writes it"),
+        (None, None, {"texts": ["another", "text"]}, DataError, "has labels of other texts"),
         (None, None, {"multi": True}, DataError, "of another kind"),
     ],
 )
@@ -97,13 +105,144 @@ def test_files_of_others_are_rejected_and_kept(
     path: Path,
 ) -> None:
     if name is None:
-        open_journal(path).close()
+        journal = open_journal(path)
+        journal.record(label(0, "a"))
+        journal.close()
     else:
         path.with_name(name).write_text(content)
     before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
     with pytest.raises(error, match=words):
         open_journal(path, **options)
     assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("tickets.2024.csv", "tickets.2024"),
+        ("tickets.2025.csv.gz", "tickets.2025"),
+        ("tickets.2024", "tickets.2024"),
+        ("notes.md", "notes.md"),
+        ("v1.2.txt", "v1.2"),
+        ("a b.JSONL", "a b"),
+        (".hidden.csv", ".hidden"),
+    ],
+)
+def test_each_file_has_its_own_journal(name: str, stem: str, tmp_path: Path) -> None:
+    journal = open_journal(tmp_path / name)
+    assert journal.path.name == f"{stem}.labels.jsonl"
+    assert journal.table_path.name == f"{stem}.labels.csv"
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    ("texts", "rows"),
+    [
+        ([*TEXTS[0], "more", "texts"], [0, 1, 2]),
+        (["new", *TEXTS[0]], [1, 2, 3]),
+        (TEXTS[0][::-1], [11, 10, 9]),
+        (["text 1", "text  0 ", "text 2"], [1, 0, 2]),
+        (["text 1", "text 5"], [0, 2, 3]),
+    ],
+)
+def test_labels_stay_with_their_texts_if_the_file_changes(
+    texts: list[str], rows: list[int], path: Path
+) -> None:
+    journal = open_journal(path)
+    for row in range(3):
+        journal.record(label(row, "abc"[row], how="random"))
+    journal.close()
+    for _ in range(2):
+        again = open_journal(path, texts=texts)
+        assert {*again.labels.rows} == {*rows}
+        names = {again.source.texts[0][row].split()[1]: n for row, n in again.labels.rows.items()}
+        assert names == {"0": ("a",), "1": ("b",), "2": ("c",)}
+        again.close()
+    written = again.table_path.read_text().splitlines()[1:]
+    numbers = [line.split(",")[2] for line in written]
+    assert numbers == [str(row + 1) if row < len(texts) else "" for row in again.labels.rows]
+
+
+def test_the_random_order_stays_if_rows_are_added(path: Path) -> None:
+    texts = [f"text {number}" for number in range(100)]
+    journal = open_journal(path, texts=texts)
+    before = journal.order.tolist()
+    journal.close()
+    longer = [*texts, *(f"other {number}" for number in range(100))]
+    journal = open_journal(path, texts=longer)
+    assert [row for row in journal.order.tolist() if row < 100] == before
+    assert sorted(journal.order) == [*range(200)]
+    journal.close()
+    assert open_journal(path.with_name("b.csv"), texts=texts[::-1]).order.tolist() != before
+
+
+def excel(table: str) -> bytes:
+    return table.replace(",", ";").encode("utf-8-sig")
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+@pytest.mark.parametrize("save", [str.encode, excel, lambda table: table.encode("cp1252")])
+def test_edits_of_the_table_are_read(
+    save: Callable[[str], bytes], is_running: bool, path: Path
+) -> None:
+    journal = open_journal(path, texts=["one", "two", "thr\u00e9e", "four", "five"])
+    for row in range(3):
+        journal.record(label(row, "a", how="random"))
+    table = journal.table_path.read_bytes().decode()
+    edited = table.replace("two,a,2", "two,b,2").replace("one,a,1,random,train\r\n", "")
+    edited += "four,a,4,,\r\nby hand,c,,,\r\n"
+    if not is_running:
+        journal.close()
+    journal.table_path.write_bytes(save(edited))
+    if not is_running:
+        journal = open_journal(path, texts=["one", "two", "thr\u00e9e", "four", "five"])
+    journal.take_edits()
+    journal.record(label(4, "b"))
+    assert journal.labels.rows == {1: ("b",), 2: ("a",), 3: ("a",), 5: ("c",), 4: ("b",)}
+    assert journal.labels.how[1] == "random"
+    assert journal.labels.skipped == {0}
+    assert "by hand,c,,chosen" in journal.table_path.read_text("utf-8")
+    assert len(journal.actions) == 3 + 4 + 1
+    journal.close()
+    again = open_journal(path, texts=["one", "two", "thr\u00e9e", "four", "five"])
+    assert again.labels == journal.labels
+
+
+def test_edits_that_cannot_be_kept_are_refused(path: Path) -> None:
+    journal = open_journal(path)
+    journal.record(label(0, "a"))
+    lines = journal.table_path.read_text().splitlines()
+    edited = f"{lines[0]},comment\r\n{lines[1]},mine\r\n"
+    journal.table_path.write_text(edited)
+    with pytest.raises(DataError, match="not as finetune label writes it"):
+        journal.take_edits()
+    journal.close()
+    with pytest.raises(DataError, match="not as finetune label writes it"):
+        open_journal(path)
+    assert "mine" in journal.table_path.read_text()
+
+
+@pytest.mark.parametrize("name", ["append_jsonl", "write_text_atomically"])
+def test_a_full_disk_changes_nothing(
+    name: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = open_journal(path)
+    journal.record(label(0, "a"))
+    files = [journal.path.read_bytes(), journal.table_path.read_bytes()]
+
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(journal.path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"finetune.web.journal.{name}", fail)
+        for action in (label(1, "b"), Action("undo"), Action("add", classes=("c",))):
+            with pytest.raises(OSError, match="No space"):
+                journal.record(action)
+    assert [journal.path.read_bytes(), journal.table_path.read_bytes()] == files
+    assert journal.labels.rows == {0: ("a",)}
+    journal.record(label(2, "c"))
+    journal.close()
+    assert open_journal(path).labels.rows == {0: ("a",), 2: ("c",)}
 
 
 def test_two_servers_do_not_share_a_file(path: Path) -> None:

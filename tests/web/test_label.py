@@ -1,6 +1,7 @@
 """``finetune label`` over HTTP: its input, its answers, and what it rejects."""
 
 import csv
+import errno
 import json
 import re
 import signal
@@ -17,7 +18,10 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from finetune.commands.flags import load
+from finetune.commands.label import open_session
 from finetune.config.schema import DataConfig
+from finetune.events import Event, WarningMessage, sent_to
 from finetune.web.journal import LabelJournal, Labels, LabelSource, read_label_source
 from finetune.web.labeling import LabelBody, LabelingSession, make_label_app
 
@@ -35,10 +39,11 @@ def read_features(columns: Sequence[Sequence[str]]) -> Any:
 
 
 def make_session(
-    folder: Path, *, multi: bool = False, read: Any = read_features
-) -> LabelingSession:
-    journal = LabelJournal(folder / "texts.csv", LabelSource([TEXTS], Labels(), multi, "d"))
-    return LabelingSession(journal, read)
+    folder: Path, *, multi: bool = False, read: Any = read_features, texts: Sequence[str] = TEXTS,
+    classes: Sequence[str] = tuple(WORDS)
+) -> LabelingSession:  # fmt: skip
+    source = LabelSource([[*texts]], Labels([*classes]), multi)
+    return LabelingSession(LabelJournal(folder / "texts.csv", source), read)
 
 
 @pytest.fixture
@@ -63,8 +68,6 @@ def wait_until(client: TestClient, is_true: Callable[[Any], Any]) -> Any:
 
 def test_names_of_classes_give_suggestions_before_the_first_label(session: LabelingSession) -> None:
     client = client_of(session)
-    for name in WORDS:
-        client.post("/api/classes", json={"name": name})
     session.start()
     wait_until(client, lambda status: client.get("/api/next").json()["suggestion"])
     assert not client.get("/api/status").json()["error"]
@@ -96,16 +99,157 @@ def test_texts_are_labeled_one_after_another(session: LabelingSession) -> None:
     assert client.get("/api/next").json()["row"] == undone["row"]
 
 
-def test_classes_are_added_renamed_merged_and_found(session: LabelingSession) -> None:
-    client = client_of(session)
+def test_classes_are_added_renamed_merged_deleted_and_found(tmp_path: Path) -> None:
+    client = client_of(make_session(tmp_path, classes="abc"))
     for row, name in ((1, " a "), (2, "b"), (3, "c")):
         client.post("/api/label", json={"row": row, "label": name})
     client.post("/api/classes", json={"name": "d"})
     status = client.post("/api/classes", json={"name": "b", "new_name": "a"}).json()
     assert status["classes"] == {"a": 2, "c": 1, "d": 0}
     found = client.get("/api/texts?class=a&search=GOOD").json()
-    assert [row["row"] for row in found] == [2]
+    assert [(row["row"], row["label"]) for row in found] == [(2, "a")]
     assert client.post("/api/undo", json={}).json()["classes"] == {"a": 1, "b": 1, "c": 1, "d": 0}
+    status = client.post("/api/classes", json={"name": "c", "new_name": ""}).json()
+    assert status["classes"] == {"a": 1, "b": 1, "d": 0}
+    assert status["labeled"] == 2
+
+
+def test_a_deleted_class_leaves_the_others_of_a_text(tmp_path: Path) -> None:
+    client = client_of(make_session(tmp_path, multi=True, classes="ab"))
+    for row, names in ((1, ["a", "b"]), (2, ["b"]), (3, [])):
+        client.post("/api/label", json={"row": row, "label": names})
+    status = client.post("/api/classes", json={"name": "b", "new_name": ""}).json()
+    assert status["classes"] == {"a": 1}
+    labels = {row["row"]: row["label"] for row in client.get("/api/texts").json()}
+    assert labels == {1: ["a"], 3: []}
+
+
+def test_skipped_texts_are_listed_and_shown_again(session: LabelingSession) -> None:
+    client = client_of(session)
+    first = client.get("/api/next").json()["row"]
+    client.post("/api/label", json={"row": first, "label": None})
+    assert [row["row"] for row in client.get("/api/texts?skipped").json()] == [first]
+    assert client.get("/api/texts").json() == []
+    assert client.get(f"/api/next?row={first}").json()["row"] == first
+    assert client.get("/api/next").json()["row"] != first
+    client.post("/api/label", json={"row": first, "label": "bug"})
+    assert client.get("/api/texts?skipped").json() == []
+
+
+def test_a_page_that_is_out_of_date_is_told(session: LabelingSession) -> None:
+    client = client_of(session)
+
+    def post(label: str | None, **was: str | None) -> int:
+        body = {"row": 1, "label": label, **was}
+        return client.post("/api/label", json=body).status_code
+
+    assert post("bug", was=None) == 200
+    for label in ("praise", None, "bug"):
+        assert post(label, was=None) == 412
+    assert post("praise", was="bug") == 200
+    assert post("refund") == 200  # a script need not know
+    response = client.post("/api/label", json={"row": 1, "label": "bug", "was": "praise"})
+    assert response.json() == {"error": "row 1 has the label 'refund' by now"}
+    assert client.post("/api/undo", json={"undoable": 2}).status_code == 412
+    assert client.post("/api/undo", json={"undoable": 3}).status_code == 200
+
+
+@pytest.mark.parametrize("multi", [False, True])
+def test_a_confirmed_label_does_not_come_back(multi: bool, tmp_path: Path) -> None:
+    session = make_session(tmp_path, multi=multi)
+
+    def label(row: int, name: str) -> None:
+        session.label(LabelBody(row=row + 1, label=[name] if multi else name))
+
+    for row in range(40):
+        label(row, "bug" if row == 3 else TRUE[row])
+    session.start()
+    client = client_of(session)
+    wait_until(client, lambda status: status["agreement"])
+    assert [row["row"] for row in client.get("/api/contradictions").json()] == [4]
+    label(3, "bug")
+    assert client.get("/api/contradictions").json() == []
+    label(3, "refund")
+    label(3, "bug")
+    found = client.get("/api/contradictions").json()
+    assert [row["row"] for row in found] == [4]
+    session.stop()
+
+
+def test_a_full_disk_is_reported_and_the_label_is_not_kept(
+    session: LabelingSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, rows: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    client = client_of(session)
+    with monkeypatch.context() as patch:
+        patch.setattr("finetune.web.journal.append_jsonl", fail)
+        response = client.post("/api/label", json={"row": 1, "label": "bug"})
+    assert response.status_code == 500
+    assert "No space left on device" in response.json()["error"]
+    assert "free disk space" in response.json()["error"]
+    assert client.get("/api/status").json()["labeled"] == 0
+
+
+def test_an_unexpected_error_is_json_too(
+    session: LabelingSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session.journal, "record", None)
+    client = client_of(session, raise_server_exceptions=False)
+    response = client.post("/api/label", json={"row": 1, "label": "bug"})
+    assert response.status_code == 500
+    assert response.json() == {"error": "unexpected TypeError"}
+
+
+def test_the_status_counts_suggestions_and_names_one_metric(tmp_path: Path) -> None:
+    session = make_session(tmp_path)
+    client = client_of(session)
+    session.start()
+    wait_until(client, lambda status: client.get("/api/next").json()["suggestion"])
+    for number in range(35):
+        row = client.get("/api/next").json()
+        label = (
+            "bug" if number == 34 and row["suggestion"]["label"] != "bug" else TRUE[row["row"] - 1]
+        )
+        client.post("/api/label", json={"row": row["row"], "label": label, "was": row["label"]})
+    status = wait_until(client, lambda status: status["agreement"])
+    assert status["suggestions"]["last"] == 30
+    assert 25 <= status["suggestions"]["agreed"] <= 30
+    assert status["agreement"]["metric"] == "accuracy"
+    assert 0 <= status["agreement"]["low"] <= status["agreement"]["value"] <= 1
+    assert client.post("/api/undo", json={}).json()["suggestions"]["last"] == 30
+    session.stop()
+
+
+def test_several_labels_have_the_metric_of_the_run(tmp_path: Path) -> None:
+    session = make_session(tmp_path, multi=True)
+    for row in range(40):
+        session.label(LabelBody(row=row + 1, label=[TRUE[row]]))
+    session.start()
+    client = client_of(session)
+    agreement = wait_until(client, lambda status: status["agreement"])["agreement"]
+    assert agreement["metric"] == "micro F1"
+    assert agreement["low"] <= agreement["value"] <= agreement["high"]
+    session.stop()
+
+
+def test_the_proposed_command_has_the_options_of_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my texts.txt").write_text("one\ntwo\n \nthree")
+    loaded = load(data="my texts.txt", model="minilm", device="cpu")
+    session = open_session(loaded, ["a", "b"], is_multi=False)
+    client = client_of(session)
+    plain = "finetune run 'my texts.labels.csv' --model minilm --device cpu"
+    assert client.get("/api/status").json()["command"] == f"{plain} --unlabeled 'my texts.txt'"
+    assert client.post("/api/label", json={"row": 3, "label": "a"}).status_code == 404
+    for row in (1, 2, 4):
+        status = client.post("/api/label", json={"row": row, "label": "a"}).json()
+    assert status["texts"] == status["labeled"] == 3
+    assert status["command"] == plain
+    session.stop()
 
 
 def test_a_head_learns_and_contradicts_a_wrong_label(session: LabelingSession) -> None:
@@ -113,12 +257,11 @@ def test_a_head_learns_and_contradicts_a_wrong_label(session: LabelingSession) -
         session.label(LabelBody(row=row + 1, label="bug" if row == 3 else TRUE[row]))
     session.start()
     client = client_of(session)
-    status = wait_until(client, lambda status: status["agreement"] and status["curve"])
-    assert status["agreement"]["agreed"] >= status["agreement"]["texts"] - 1
-    assert status["curve"][-1]["texts"] == status["agreement"]["texts"]
+    status = wait_until(client, lambda status: status["agreement"])
+    assert status["agreement"]["value"] >= 1 - 1.5 / status["agreement"]["texts"]
     if 3 not in session._selection.random_rows:
         found = client.get("/api/contradictions").json()
-        assert [row["row"] for row in found] == [4]
+        assert [(row["row"], row["label"]) for row in found] == [(4, "bug")]
     assert client.get("/api/next").json()["suggestion"]["label"] in WORDS
 
 
@@ -126,8 +269,9 @@ def test_labeling_works_without_a_model(tmp_path: Path) -> None:
     def fail(columns: Any) -> Any:
         raise ValueError("no weights")
 
-    session = make_session(tmp_path, multi=True, read=fail)
-    session.start()
+    session, events = make_session(tmp_path, multi=True, read=fail, classes="ab"), list[Event]()
+    with sent_to(events.append):
+        session.start()
     client = client_of(session)
     wait_until(client, lambda status: status["error"])
     hows = set()
@@ -138,6 +282,7 @@ def test_labeling_works_without_a_model(tmp_path: Path) -> None:
     assert hows == {"spread", "random"}
     status = client.get("/api/status").json()
     assert "no weights" in status["error"]
+    assert any(isinstance(event, WarningMessage) for event in events)
     assert status["classes"] == {"a": 8, "b": 8}
     session.stop()
 
@@ -168,6 +313,7 @@ POST = {"content-type": "application/json", "authorization": f"Bearer {TOKEN}"}
         ("POST", "/api/label", POST, '{"row": 1, "label": " "}', 422),
         ("POST", "/api/label", POST, '{"row": 1, "label": ["a", "b"]}', 422),
         ("POST", "/api/label", POST, '{"row": 1, "label": "a", "more": 1}', 422),
+        ("POST", "/api/label", POST, '{"row": 1, "label": "bugs"}', 422),
         ("POST", "/api/label", POST, '{"row": 0, "label": "a"}', 404),
         ("POST", "/api/label", POST, '{"row": 91, "label": "a"}', 404),
         ("POST", "/api/undo", POST, "{}", 409),
@@ -216,6 +362,10 @@ def test_the_page_escapes_names_and_sets_a_cookie(session: LabelingSession) -> N
             "a.csv", "premise,hypothesis\nIt rains now.,It is wet.\nIt snows.,It is warm.", False,
             [["It rains now.", "It snows."], ["It is wet.", "It is warm."]], {},
         ),
+        (
+            "a.csv", "text,label\none text,x\n ,y\ntwo text,z", False,
+            [["one text", " ", "two text"]], {0: ("x",), 2: ("z",)},
+        ),
         ("a.jsonl", '{"text": "one text", "label": 1}\n{"text": "two"}', False,
          [["one text", "two"]], {0: ("1",)}),
     ],
@@ -229,7 +379,7 @@ def test_a_file_is_read_with_its_labels(
     assert source.texts == texts
     assert source.labels.rows == labels
     assert source.is_multi_label == multi
-    assert source.is_blank.tolist() == [not text for text in texts[0]]
+    assert source.is_blank.tolist() == [not text.strip() for text in texts[0]]
 
 
 class Served:
