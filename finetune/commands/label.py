@@ -13,8 +13,10 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_json
+from finetune.commands.data import AUDITS_FOLDER
 from finetune.config.schema import OPTIONS, Config
-from finetune.events import Info, WarningMessage, emit
+from finetune.errors import UsageError
+from finetune.events import Info, WarningMessage, emit, muted
 from finetune.files import escape_line
 from finetune.web import require_packages
 
@@ -27,6 +29,7 @@ Examples:
   finetune label texts.csv --classes refund,praise,bug
   finetune label tickets.txt --model minilm
   finetune run texts.labels.csv                     train from the labels
+  finetune label reviews.csv --suspects             decide on labels that may be wrong
 """
 READING = ("text_column", "text_pair_column", "label_column", "encoding")
 OF_MODEL = ("model", "revision", "max_length", "device", "cache_dir")
@@ -36,6 +39,7 @@ OF_MODEL = ("model", "revision", "max_length", "device", "cache_dir")
 @click.argument("file", type=flags.PATH)
 @click.option("--classes", help="Names of the classes, such as refund,praise,bug.")
 @click.option("--multi-label", is_flag=True, help="Let a text have any number of classes.")
+@click.option("--suspects", is_flag=True, help="Decide on what finetune data audit FILE found.")
 @flags.chosen_options(*READING, *OF_MODEL, not_guessed=["max_length"])
 @click.option("--port", type=flags.PORT, default=0, help="Port.  [default: a free one]")
 @click.option("--no-browser", is_flag=True, help="Print the address without opening it.")
@@ -45,6 +49,7 @@ def command(
     file: Path,
     classes: str | None,
     multi_label: bool,
+    suspects: bool,
     port: int,
     no_browser: bool,
     display: flags.Display,
@@ -54,7 +59,8 @@ def command(
 
     FILE is a table or has one text per line. Every label is saved immediately, next to FILE. Labels
     of texts.csv go to texts.labels.csv, which finetune run reads. Ctrl-C stops the server, and the
-    same command continues.
+    same command continues. With --suspects, the page shows the labels that finetune data audit
+    lists, and decisions go to suspects.csv in the folder of the audit.
     """
     require_packages()
     with display.progress():
@@ -62,8 +68,10 @@ def command(
         from finetune.web.server import bind, local_hosts, run_server
 
         loaded = flags.load(data=str(file), **options)
-        names = (classes or "").split(",")
-        session = open_session(loaded, names, is_multi=multi_label)
+        if suspects:
+            session = review_suspects(loaded)
+        else:
+            session = open_session(loaded, (classes or "").split(","), is_multi=multi_label)
     table = session.journal.table_path
     token, listener = secrets.token_urlsafe(16), bind("127.0.0.1", port)
     port = listener.getsockname()[1]
@@ -118,6 +126,39 @@ def open_session(loaded: "LoadedConfig", names: list[str], *, is_multi: bool) ->
         return train + f" --unlabeled {quote(str(file))}" * bool(is_useful)
 
     return LabelingSession(journal, TextEncoder(config), command=command)
+
+
+def review_suspects(loaded: "LoadedConfig") -> "LabelingSession":
+    """Return a session that decides on the suspects of an audit."""
+    from finetune.data.check import match_misspelled_names
+    from finetune.data.dataset import column_of
+    from finetune.data.load import load_data, source_name
+    from finetune.report.page import SUSPECTS
+    from finetune.web.labeling import LabelingSession
+    from finetune.web.suspects import Suspects
+
+    options = loaded.config.data
+    path = AUDITS_FOLDER / source_name(options.data) / SUSPECTS
+    if not path.is_file():
+        remedy = f"run finetune data audit {quote(options.data)} first, in this folder"
+        raise UsageError(f"there is no {path}", remedy=remedy)
+    with muted():
+        loaded_data = load_data(options)
+    task, labels = loaded_data.task, column_of(loaded_data.splits["train"], "label")
+    if not task.class_names:
+        remedy = f"write keep, drop or a number into the column decision of {path}"
+        raise UsageError(f"{options.data} has no classes to choose from", remedy=remedy)
+    misspelled = match_misspelled_names(task.count_classes(task.labels(labels)))
+    is_multi = task.name == "multi"
+    journal = Suspects(path, task.class_names, is_multi_label=is_multi, misspelled=misspelled)
+    train = f"finetune run {quote(options.data)}{_flags(loaded.config, loaded.sources)}"
+
+    def command() -> str:
+        label_map = f" --label-map {quote(str(journal.map_path))}"
+        corrected = f"{train} --corrections {quote(str(path))}"
+        return corrected + label_map * journal.map_path.exists()
+
+    return LabelingSession(journal, command=command)
 
 
 def _flags(config: Config, names: Collection[str]) -> str:

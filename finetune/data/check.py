@@ -175,14 +175,22 @@ def find_misspelled_names(counts: Mapping[str, int]) -> Iterator[WarningMessage]
     >>> [row.message for row in find_misspelled_names({"billing": 90, "biling": 2, "refund": 80})]
     ["'biling' (2 rows) may be a misspelling of 'billing'"]
     """
+    for name, other in match_misspelled_names(counts).items():
+        finding = f"{name!r} ({counts[name]:,} rows) may be a misspelling of {other!r}"
+        yield WarningMessage(finding, "use --label-map FILE, which renames and merges classes")
+
+
+def match_misspelled_names(counts: Mapping[str, int]) -> dict[str, str]:
+    """Return the rare names of ``find_misspelled_names``, each with the name that it may mean."""
+    matches = {}
     for name, count in counts.items() if len(counts) <= MAX_COMPARED_NAMES else ():
         common = [other for other in counts if counts[other] >= MISSPELLING_RATIO * max(count, 1)]
         same_digits = [
             other for other in common if re.findall(r"\d", other) == re.findall(r"\d", name)
         ]
         for other in difflib.get_close_matches(name, same_digits, n=1, cutoff=MIN_SIMILARITY):
-            finding = f"{name!r} ({count:,} rows) may be a misspelling of {other!r}"
-            yield WarningMessage(finding, "use --label-map FILE, which renames and merges classes")
+            matches[name] = other
+    return matches
 
 
 def describe_lengths(

@@ -308,14 +308,15 @@ def audit_files(audit: "Audit", *, batch: int) -> Mapping[str, str]:
     if records := [*audit.suspects, *audit.decided]:
         names = [*dict.fromkeys(["decision", *records[0]])]
         rows = ([format_cell(record.get(name, "")) for name in names] for record in records)
-        files[SUSPECTS] = _to_csv(names, rows)
+        files[SUSPECTS] = to_csv(names, rows)
     if audit.to_label:
         texts = ((place // batch + 1, text, "") for place, text in enumerate(audit.to_label))
-        files[TO_LABEL] = _to_csv(("batch", "text", "label"), texts)
+        files[TO_LABEL] = to_csv(("batch", "text", "label"), texts)
     return files
 
 
-def _to_csv(titles: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+def to_csv(titles: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Return a table as CSV."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([titles, *rows])
     return text.getvalue()

@@ -16,6 +16,7 @@ import finetune
 from finetune.web.journal import LabelJournal, Labels, LabelSource
 from finetune.web.labeling import LabelBody, LabelingSession, make_label_app
 from finetune.web.server import bind, local_hosts
+from finetune.web.suspects import Suspects
 
 if TYPE_CHECKING:
     from browser.conftest import Browser, Visit
@@ -299,3 +300,36 @@ def test_contradictions_are_confirmed_or_changed(browser: "Browser", tmp_path: P
         page.wait_for_timeout(500)
         assert page.locator("article").count() == count - 2  # they don't come back
         page.close()
+
+
+def test_suspects_are_decided(browser: "Browser", tmp_path: Path) -> None:
+    path = tmp_path / "suspects.csv"
+    lines = ["decision,split,row,label,suggested,loss,suggested_probability,text"]
+    lines += [f",train,{row},bad,good,1.5,0.9,text {row}" for row in range(1, 7)]
+    path.write_text("\n".join(lines))
+    with serving(Suspects(path, ["bad", "good", "other"], is_multi_label=False), None) as address:
+        visit = browser.visit(address)
+        page = visit.page
+        page.get_by_text("Suggestion: good (90%)").wait_for()
+        page.get_by_text("Label: bad").wait_for()
+        for number, key in enumerate(["Enter", ".", "3", "4"], 1):
+            page.keyboard.press(key)
+            wait_for(visit, rf"^{number} of 6 ")
+        page.keyboard.press("Space")
+        wait_for(visit, "1 skipped")
+        assert visit.find_violations() == []
+        page.close()
+    with path.open() as file:
+        decisions = [row["decision"] for row in csv.DictReader(file)]
+    assert decisions == ["keep", "good", "other", "drop", "", ""]
+    path.write_text(path.read_text().replace("\n,train,5", "\nKeep,train,5"))
+    with serving(Suspects(path, ["bad", "good", "other"], is_multi_label=False), None) as address:
+        visit = browser.visit(address)
+        visit.page.get_by_text("text 6").wait_for()
+        wait_for(visit, "^5 of 6")
+        visit.page.keyboard.press(".")
+        visit.page.get_by_text("All texts are labeled or skipped.").wait_for()
+        visit.page.close()
+    with path.open() as file:
+        decisions = [row["decision"] for row in csv.DictReader(file)]
+    assert decisions == ["keep", "good", "other", "drop", "Keep", "good"]
