@@ -68,6 +68,10 @@ def command(
         from finetune.web.server import bind, local_hosts, run_server
 
         loaded = flags.load(data=str(file), **options)
+        if suspects and (classes or multi_label):
+            raise UsageError(
+                "--suspects has the classes of the data", remedy="drop --classes and --multi-label"
+            )
         if suspects:
             session = review_suspects(loaded)
         else:

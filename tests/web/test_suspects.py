@@ -4,9 +4,10 @@ import csv
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from finetune.commands.flags import load
-from finetune.commands.label import review_suspects
+from finetune.commands.label import command, review_suspects
 from finetune.config.schema import DataConfig
 from finetune.data.load import load_data
 from finetune.errors import DataError, UsageError
@@ -126,3 +127,9 @@ def test_numbers_are_decided_in_the_file(audits: Path) -> None:
     Path("data.csv").write_text("\n".join(["text,label", *lines]))
     with pytest.raises(UsageError, match="no classes to choose from"):
         review_suspects(load(data="data.csv"))
+
+
+@pytest.mark.parametrize("option", [["--classes", "a,b"], ["--multi-label"]])
+def test_other_classes_than_those_of_the_data_are_rejected(option: list[str], audits: Path) -> None:
+    result = CliRunner().invoke(command, ["data.csv", "--suspects", *option])
+    assert isinstance(result.exception, UsageError)
