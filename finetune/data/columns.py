@@ -502,10 +502,11 @@ def _guess(
         scores |= {column: factor for column, factor in numbers.items() if factor >= 1}
     best = max(profiles, key=scores.__getitem__, default=None)
     if best is None or not scores[best]:
+        add = ADD_LABELS if option == LABEL else "write texts and classes in a column each"
+        listed = _listed(column.name for column in profiles)
         raise DataNotFoundError(
             f"no column of {table} looks like {names[0]}s",
-            remedy=f"write texts and classes in a column each, or choose them with {flag};"
-            f" there are: {_listed(column.name for column in profiles)}",
+            remedy=f"choose them with {flag} from {listed}, or {add}",
         )
     is_named = option == TEXT or plain_name(best.name) in names
     lead = CLEAR_LEAD if is_named else CLEAR_LEAD_UNNAMED

@@ -480,7 +480,8 @@ def _labelled_rows(
         names = " and in ".join(repr(column.name) for column in chosen)
         raise DataError(
             f"no row of {table.path} has a text in {names} and a label in {columns[LABEL].name!r}",
-            remedy="set the correct columns with --text-column and --label-column",
+            remedy="set the correct columns with --text-column and --label-column, or label the"
+            " texts with finetune label",
         )
     if skipped := len(labels) - len(rows):
         empty = dict(zip((column.name for column in chosen), map(pc.sum, is_blank), strict=True))
