@@ -16,7 +16,7 @@ from finetune.commands.console import show_json, showing
 from finetune.config.schema import OPTIONS, Option, flag_of, help_of
 from finetune.devices import DEVICE_NAMES
 from finetune.errors import UsageError
-from finetune.events import sent_to
+from finetune.events import Event, Info, sent_to
 from finetune.runs.folder import RunFolder, find_latest, find_several, open_run_folder
 
 if TYPE_CHECKING:
@@ -69,10 +69,14 @@ class _Run(_Path):
 
     def convert(self, value: Any, *context: Any) -> Any:
         """Return the path of the folder."""
-        if (path := find_latest(Path(value))) != Path(value):
-            click.echo(f"{value}: {path}", err=True)
-            value = path
-        return super().convert(value, *context)
+        with sent_to(_echo):
+            path = find_latest(Path(value))
+        return super().convert(value if path == Path(value) else path, *context)
+
+
+def _echo(event: Event) -> None:
+    if isinstance(event, Info):
+        click.echo(event.message, err=True)
 
 
 def source_options(command: Command) -> Command:

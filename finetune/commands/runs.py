@@ -63,11 +63,14 @@ def _read_scores(folder: RunFolder, finished: Sequence[RunFolder]) -> dict[str, 
     scores, name = results[0].test, results[0].test.values[0].metric.name
     value, is_of_folds = fmean(run.test.values[0].value for run in results), folder.kind == "folds"
     if isinstance(folder, SeveralFolder) and is_of_folds:
-        # Metrics over all rows, as printed at the end of the run.
-        content = folder.read(folder.table_file, dict)
-        interval, scores = content["intervals"][name], Scores.from_json(content["test"])
+
+        def parse(content: dict[str, Any]) -> Scores:
+            """Return metrics over all rows, as printed at the end of the run."""
+            ends = content["intervals"][name]["low"], content["intervals"][name]["high"]
+            return replace(Scores.from_json(content["test"]), intervals={name: ends})
+
+        scores = folder.read(folder.table_file, parse)
         value = scores.metrics[name]
-        scores = replace(scores, intervals={name: (interval["low"], interval["high"])})
     limits = replace(scores, metrics={name: value}).limits(name)
     if len(results) > 1 and not is_of_folds and not METRICS[name].is_proportion:
         limits = None

@@ -192,9 +192,11 @@ class SeveralFolder(RunFolder):
             return RunFolder(self.path / best)
         remedy = f"choose a run, such as {self.path / self.run_name(numbers[0])}, or train with "
         remedy += "--validation-fraction 0.1, so that the best run is known"
-        if self.kind != "seeds":
-            file = self.best_file if self.best_file.exists() else self.runs[0].config_file
-            remedy = f"train a model on all rows with finetune run {file}"
+        if self.best_file.exists():
+            remedy = f"train a model with finetune run {quote(str(self.best_file))}"
+        elif self.kind != "seeds":
+            remedy = "train a model on nearly all rows with finetune run "
+            remedy += f"{quote(str(self.run(numbers[0]).config_file))} --test-fraction 0.02"
         contents = CONTENTS[self.kind]
         raise NotARunError(
             f"{self.path} contains {contents}, and no model of its own", remedy=remedy
@@ -213,15 +215,15 @@ class SeveralFolder(RunFolder):
 
     @property
     def runs(self) -> list[RunFolder]:
-        """The folders of the runs that started."""
-        return [*map(self.run, self.numbers)] if self.table_file.is_file() else []
+        """The folders of the runs that started; none if the table can't be read."""
+        with suppress(NotARunError):
+            return [*map(self.run, self.numbers)]
+        return []
 
     @property
     def parts(self) -> list[OwnFolder]:
         """The runs, which are deleted with the folder."""
-        with suppress(NotARunError):
-            return [*self.runs]
-        return []
+        return [*self.runs]
 
     @property
     def can_resume(self) -> bool:
@@ -231,21 +233,26 @@ class SeveralFolder(RunFolder):
     @property
     def has_started(self) -> bool:
         """Whether a run started; the table of a sweep lists all trials."""
-        is_sweep = self.kind == "sweep" and self.table_file.is_file()
-        return is_sweep or any(run.config_file.is_file() for run in self.runs)
+        return any(self.kind == "sweep" or run.config_file.is_file() for run in self.runs)
 
     @property
     def has_finished(self) -> bool:
-        """Whether all requested runs are finished; in a sweep, whether the best trial is known."""
+        """Whether all requested runs are finished; in a sweep, whether the best trial is known.
+
+        Folds are finished when the predictions of all folds are written.
+        """
         if self.kind == "sweep":
             return self.has_started and self._read_table()[1] is not None
-        return len(self.numbers) >= self.count and all(run.has_finished for run in self.runs)
+        is_written = self.kind != "folds" or self.predictions_file.is_file()
+        has_all = len(self.runs) >= max(self.count, 1)
+        return is_written and has_all and all(run.has_finished for run in self.runs)
 
     def read_config(self) -> Config:
         """Return the configuration of the first run, or of another if its folder is missing."""
-        runs = [run for run in self.runs if run.config_file.is_file()] or self.runs
-        config = runs[0].read_config()
-        return change_options(config, {"seed": self.numbers[0]} if self.kind == "seeds" else {})
+        first = self.numbers[0]
+        runs = (run for run in self.runs if run.config_file.is_file())
+        config = next(runs, self.run(first)).read_config()
+        return change_options(config, {"seed": first} if self.kind == "seeds" else {})
 
 
 def find_several(path: Path) -> SeveralFolder | None:
@@ -261,16 +268,25 @@ def next_free_folder(parent: Path, name: str) -> Path:
 
 
 def find_latest(path: Path) -> Path:
-    """Return the path; for ``latest``, return the newest finished run in ``runs``."""
+    """Return the path; for ``latest``, return the newest finished run in ``runs``.
+
+    Folds and sweeps, which have no model, are skipped if there is another run.
+    """
     if path != LATEST or is_there(path):
         return path
-    for run in list_runs(RUNS_FOLDER):
-        if run.has_finished:
-            return run.path
-    raise NotARunError(
-        f"there is no finished run in {RUNS_FOLDER.absolute()}",
-        remedy="train one with finetune run FILE, or pass a run folder",
-    )
+    finished = [run for run in list_runs(RUNS_FOLDER) if run.has_finished]
+    if not finished:
+        raise NotARunError(
+            f"there is no finished run in {RUNS_FOLDER.absolute()}",
+            remedy="train one with finetune run FILE, or pass a run folder",
+        )
+    have_models = (run for run in finished if run.kind in ("run", "seeds"))
+    latest = next(have_models, finished[0])
+    for run in finished[: finished.index(latest)]:
+        contents = CONTENTS[run.kind]
+        emit(Info(f"latest: skipped {run.path}, which has {contents} and no model"))
+    emit(Info(f"latest: {latest.path}"))
+    return latest.path
 
 
 def list_runs(parent: Path) -> list[RunFolder]:

@@ -1,11 +1,16 @@
 """From a table to predictions, with as little typing as possible."""
 
 import json
+import os
+import shutil
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 from tiny_runs import Command, copy_run
+
+from finetune.files import read_json, write_json
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +97,42 @@ def test_the_latest_run_is_the_newest_that_has_finished(
     begun.mkdir()
     (begun / "config.yaml").write_text("")
     assert f"latest: {newer}" in command("export", "onnx", "latest", "--output-dir", older).errors
+
+
+def test_folds_are_listed_and_skipped_by_latest(command: Command, finished_run: Path) -> None:
+    def fold(name: str, number: int = 1) -> Path:
+        copy_run(finished_run, Path("runs") / name / f"fold-{number}")
+        (Path("runs") / name / "folds.json").write_text('{"folds": [1], "best": null}')
+        return Path("runs") / name
+
+    run = copy_run(finished_run, Path("runs/run"))
+    # Killed before the predictions of all folds were written, damaged, and finished.
+    killed, damaged, folds = map(fold, ("killed", "damaged", "folds"))
+    (damaged / "folds.json").write_text("{")
+    scores = read_json(finished_run / "all_results.json")
+    test = {key[5:]: value for key, value in scores.items() if key.startswith("test_")}
+    content = {"folds": [1], "best": None, "test": test, "intervals": {}}
+    write_json(folds / "folds.json", content)
+    for number, path in enumerate((run / "all_results.json", folds / "predictions.jsonl",
+                                   folds / "folds.json")):  # fmt: skip
+        path.touch()
+        os.utime(path, (time.time() + number,) * 2)
+    listed = {
+        row["run"]: row["status"] for row in json.loads(command("runs", "--json").output)["runs"]
+    }
+    assert listed == {str(run): "finished", str(killed): "not finished",
+                      str(damaged): "unreadable", str(folds): "unreadable"}  # fmt: skip
+    write_json(folds / "folds.json", content | {"intervals": {"accuracy": {"low": 0, "high": 1}}})
+    listed = json.loads(command("runs", "--json").output)["runs"]
+    assert ("1 folds", scores["test_accuracy"]) in [(row["status"], row["value"]) for row in listed]
+    errors = command("evaluate", "latest").errors
+    skipped = f"latest: skipped {folds}, which has the folds of a cross-validation and no model"
+    assert errors.splitlines()[:2] == [skipped, f"latest: {run}"]
+    shutil.rmtree(run)
+    outcome = command("predict", "latest", "Who?")
+    outcome.assert_refused(
+        2, f"nearly all rows with finetune run {folds}/fold-1/config.yaml --test-fraction 0.02"
+    )
 
 
 def test_runs_are_listed_the_newest_first(command: Command, finished_run: Path) -> None:

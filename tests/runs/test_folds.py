@@ -1,5 +1,6 @@
 """A cross-validation: every row is predicted by a model that has not seen it."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from finetune.errors import (
     UsageError,
 )
 from finetune.events import Event, Info
-from finetune.files import read_json, read_jsonl
+from finetune.files import read_json, read_jsonl, write_json
 from finetune.runs.folder import SeveralFolder
 from finetune.runs.several import SeveralResults, read_out_of_fold
 from finetune.tasks.scores import Scores
@@ -74,6 +75,19 @@ def test_every_row_is_predicted_once_by_a_model_that_was_trained_without_its_tex
         content = read_json(folds / f"fold-{fold}" / "all_results.json")
         own = [row for row in rows if row["fold"] == fold]
         assert (content["test_samples"], content["train_samples"]) == (len(own), 14 - len(own))
+
+
+def test_folds_that_were_killed_at_the_end_are_completed(folds: Path, tmp_path: Path) -> None:
+    late = shutil.copytree(folds, tmp_path / "late")
+    for name in ("predictions.jsonl", "report.html"):
+        (late / name).unlink()
+    content = read_json(folds / "folds.json")
+    write_json(late / "folds.json", content | {"test": None, "intervals": {}})
+    assert not SeveralFolder(late, "folds").has_finished
+    finetune.run(folds=3, resume_from_checkpoint=str(late))
+    assert read_json(late / "folds.json") == content
+    assert read_jsonl(late / "predictions.jsonl") == read_jsonl(folds / "predictions.jsonl")
+    assert (late / "report.html").exists()
 
 
 def test_models_of_folds_are_not_kept_unless_they_are_wanted(
