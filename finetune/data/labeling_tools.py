@@ -29,8 +29,9 @@ def convert(frame: pandas.DataFrame) -> pandas.DataFrame:
         return _convert_tasks(frame)
     if len(about := frame.columns.intersection(OF_LABEL_STUDIO)) > 1:
         return frame.drop(columns=about).apply(_convert_annotations)
-    is_answered = _has(frame, "answer", str) and ANSWERS.issuperset(frame["answer"].dropna())
-    if is_answered and len(frame.columns.intersection(OF_PRODIGY)) > 1:
+    answers = frame["answer"].dropna() if _has(frame, "answer", str) else ["other"]
+    is_of_prodigy = ANSWERS.issuperset(map(str.lower, answers))
+    if is_of_prodigy and len(frame.columns.intersection(OF_PRODIGY)) > 1:
         return _convert_prodigy(frame)
     is_of_doccano = _has(frame, "Comments", list) or "annotation_approver" in frame.columns
     for name in ("cats", "label", "labels", "annotations"):
@@ -89,7 +90,7 @@ def _names_in(scores: Mapping[str, Any]) -> list[str]:
 def _convert_prodigy(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Return the accepted labels; if there is only one label, rejected rows form a class."""
     columns = {name: _objects(frame[name]) for name in frame.columns.intersection(OF_PRODIGY)}
-    answer = columns["answer"]
+    answer = columns["answer"].str.lower()
     if "accept" in columns:
         options = columns.get("options", [None] * len(frame))
         chosen = [_chosen(*row) for row in zip(columns["accept"], options, strict=True)]

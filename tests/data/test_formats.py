@@ -425,7 +425,7 @@ def test_an_export_is_loaded_from_every_source(source: str, name: str, tmp_path:
 
 @pytest.mark.parametrize("source", [".json", ".xlsx", "frame"])
 def test_an_export_of_prodigy_keeps_columns_of_the_user(source: str, tmp_path: Path) -> None:
-    answers = ["accept", "reject", "", "accept"]
+    answers = ["accept", "REJECT", "", "Accept"]
     content = [
         {"Ticket": f"T{row}", "body": "a", "label": "xy"[row % 2], "answer": answer, "_is": 1}
         for row, answer in enumerate(answers)
