@@ -151,16 +151,15 @@ def _listed(values: Any) -> Any:
     matrix, names = np.asarray(values), getattr(values, "columns", range(shape[1]))
     if shape[1:] == (1,):
         return matrix.ravel()
-    cells = {*matrix.ravel().tolist()}
-    if cells <= {0, 1} and len(shape) == 2:
+    if len(shape) == 2 and np.isin(matrix, (0, 1)).all():
         return [
             [str(name) for name, mark in zip(names, row, strict=True) if mark] for row in matrix
         ]
-    if all(isinstance(cell, str | None) for cell in cells):
+    if matrix.dtype.kind in "OU":
         return matrix.tolist()
     raise TypeError(
-        f"an array of shape {shape} has values such as {next(iter(cells - {0, 1}), 0)} instead of 0"
-        " or 1 for each class; pass one class per row, such as array.argmax(axis=1)"
+        f"an array of shape {shape} has other values than 0 and 1 for each class; pass one class"
+        " per row, such as array.argmax(axis=1)"
     )
 
 
