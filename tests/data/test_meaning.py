@@ -297,6 +297,11 @@ def test_a_column_of_splits_is_used_or_asked_about(
          "columns not used: 'when', 'url'"),
         ({"label": cycle("a", "b", ""), "id": [f"k{n}" for n in range(ROWS)]},
          "the first in line 4 of {} (id k2)"),
+        *(
+            ({"label": cycle("a", "b", ""), name: [str(7000 + n) for n in range(ROWS)]},
+             f"the first in line 4 of {{}} ({name} 7002)")
+            for name in ("Ticketnummer", "No.", "Vorgang", "número", "编号")
+        ),
         ({"text": [*texts(38), "nan", "None"], "label": cycle("a", "b")},
          "2 texts of {} look like a missing text, such as 'nan'"),
         ({"text": [*texts(39), "NULL"], "label": cycle("a", "b")}, "such as 'NULL'"),
