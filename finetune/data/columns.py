@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial, reduce
 from itertools import combinations
 from math import log2
-from types import MappingProxyType
 
 import numpy as np
 import pyarrow
@@ -175,21 +175,11 @@ class ChosenColumn:
 Columns = dict[str, ChosenColumn]
 
 
-def choose_columns(
-    columns: pyarrow.Table,
-    options: DataConfig,
-    *,
-    table: str,
-    wanted: Sequence[str] = OPTIONS,
-    left_out: Mapping[str, str] = MappingProxyType({}),
-) -> Columns:
-    """Return the columns from the options; others are guessed from names and values.
-
-    If labels are ``wanted``, the second text column may be missing from the result. An error
-    describes the columns that are ``left_out``, because the user may mean one of them.
-    """
+@contextmanager
+def describing(left_out: Mapping[str, str]) -> Iterator[None]:
+    """Describe the columns that were left out in errors, because the user may mean one of them."""
     try:
-        return _choose_columns(columns, options, table, wanted, is_whole=not left_out)
+        yield
     except DataError as error:
         for name, content in left_out.items():
             described, _, remedy = content.partition("; ")
@@ -199,14 +189,13 @@ def choose_columns(
         raise
 
 
-def _choose_columns(
-    columns: pyarrow.Table,
-    options: DataConfig,
-    table: str,
-    wanted: Sequence[str],
-    *,
-    is_whole: bool,
+def choose_columns(
+    columns: pyarrow.Table, options: DataConfig, *, table: str, wanted: Sequence[str] = OPTIONS
 ) -> Columns:
+    """Return the columns from the options; others are guessed from names and values.
+
+    If labels are ``wanted``, the second text column may be missing from the result.
+    """
     names = columns.column_names
     if LABEL in wanted and len(names) < 2:
         content = f"one column, {names[0]!r}, and no labels" if names else "no columns of text"
@@ -226,7 +215,7 @@ def _choose_columns(
     pieces = columns.to_batches(max_chunksize=PIECE_ROWS)[:: columns.nbytes // MAX_BYTES + 1]
     sample = pyarrow.Table.from_batches(pieces, columns.schema)
     profiles = [ColumnProfile.of(sample[name], name) for name in names]
-    is_only = is_whole and len(names) == 1 and missing == [TEXT]
+    is_only = len(names) == 1 and missing == [TEXT] and plain_name(names[0]) not in ID_NAMES
     if is_only and "number" not in profiles[0].patterns:
         return {TEXT: ChosenColumn((names[0],), "it is the only candidate")}
     tags = [column.name for column in profiles if "tag" in column.patterns and column.distinct > 1]
@@ -242,7 +231,7 @@ def _choose_columns(
         free = [column for column in profiles if column.name not in used]
         if option == TEXT:
             may_be_pair = PAIR in wanted and PAIR not in chosen
-            chosen[TEXT] = _guess(TEXT, free, sample, may_be_pair=may_be_pair, table=table)
+            chosen[TEXT] = _guess(TEXT, free, may_be_pair=may_be_pair, table=table)
         elif option not in chosen:
             chosen[LABEL] = _guess_label(sample, free, options, table=table)
     return chosen
@@ -254,12 +243,11 @@ def _guess_label(
     """Return the label column: numbers for regression, otherwise classes, by name if possible."""
     if options.task == "regression":
         free = [column for column in free if column.is_quantity] or free
-        return _guess(LABEL, free, sample, table=table)
+        return _guess(LABEL, free, table=table)
     names_of = _find_names(sample, free)
     # If a column of numbers has a column of their names, only the better label column counts.
     left_out = {min(pair, key=_score_label).name for pair in names_of.items()}
-    free = [column for column in free if column.name not in left_out]
-    guess = _guess(LABEL, free, sample, table=table)
+    guess = _guess(LABEL, [column for column in free if column.name not in left_out], table=table)
     for number, name in names_of.items():
         if guess.name in (number.name, name.name):
             return ChosenColumn((name.name,), f"the names of the numbers in {number.name!r}")
@@ -486,12 +474,7 @@ def plain_name(name: str) -> str:
 
 
 def _guess(
-    option: str,
-    profiles: Sequence[ColumnProfile],
-    sample: pyarrow.Table,
-    *,
-    table: str,
-    may_be_pair: bool = False,
+    option: str, profiles: Sequence[ColumnProfile], *, table: str, may_be_pair: bool = False
 ) -> ChosenColumn:
     """Return the column that looks most like texts or labels."""
     score, names = {TEXT: (_score_text, TEXT_NAMES), LABEL: (_score_label, LABEL_NAMES)}[option]
@@ -511,18 +494,18 @@ def _guess(
     is_named = option == TEXT or plain_name(best.name) in names
     lead = CLEAR_LEAD if is_named else CLEAR_LEAD_UNNAMED
     close = [
-        column.name
+        column
         for column in profiles
         if lead * scores[column] > scores[best]
         or ((scores[column] or option == LABEL) and _may_be_meant_too(option, column, best))
     ]
     if len(close) > 1:
         others = len(close) - MAX_CANDIDATES
-        first = close[:MAX_CANDIDATES]
+        first = [column.name for column in close[:MAX_CANDIDATES]]
         listed = _listed(first) + (f" and {others} others" if others > 0 else "")
         joined = "to be joined" if option == TEXT else "with a class or a mark in each"
         remedy = f"choose one with {flag}, or several {joined}: {flag} {','.join(first)}"
-        if option == LABEL and _are_amounts(sample.select(first)):
+        if all("number" in column.patterns for column in close) and close[0].distinct > 2:
             remedy = f"choose one with {flag}; {_of_votes(first)}"
         if may_be_pair:
             pair = f"{flag} {first[0]} {flag_of(PAIR)} {first[1]}"

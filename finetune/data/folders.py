@@ -14,14 +14,8 @@ from finetune.data import packed
 from finetune.data.columns import OtherData
 from finetune.data.encoding import find_text
 from finetune.data.read import TABLE_SUFFIXES, RawTable, join_tables, read_file
-from finetune.errors import (
-    MAX_NAMES,
-    DataError,
-    DataNotFoundError,
-    DataUnreadableError,
-    SeveralTablesError,
-)
-from finetune.events import Info, WarningMessage, emit
+from finetune.errors import DataError, DataNotFoundError, DataUnreadableError, SeveralTablesError
+from finetune.events import Info, emit
 
 # The class of each file name, per split.
 Classes = dict[str, dict[str, str]]
@@ -39,7 +33,7 @@ def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTabl
         if len(tables) > 1 and not may_be_several:
             message = f"{path} contains several splits: {', '.join(tables)}"
             raise DataError(message, remedy="choose the folder or file of one of them")
-        _report_ignored(path, [], [table.path for table in tables.values()])
+        packed.report_ignored(path, [], [t.path for t in tables.values()], TABLE_SUFFIXES)
         return tables
     except SeveralTablesError as error:
         names, splits = error.names, packed.splits_named(error.names)
@@ -47,21 +41,11 @@ def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTabl
             raise
     used = [name for group in splits.values() for name in group]
     emit(Info(f"splits from the tables in {path}: {', '.join(used)}; --table reads only one"))
-    _report_ignored(path, names, [path / name for name in used])
+    packed.report_ignored(path, names, [path / name for name in used], TABLE_SUFFIXES)
     return {
         split: join_tables([read_file(path, replace(options, table=name)) for name in group])
         for split, group in splits.items()
     }
-
-
-def _report_ignored(path: Path, names: Sequence[str], used: Sequence[Path]) -> None:
-    """Warn about the tables in a file, or anywhere in a folder or archive, that are not used."""
-    if packed.holds_files(path):
-        files = (name for name in packed.names_in(path) if not packed.is_about(name))
-        names = sorted({*names, *(name for name in files if name.lower().endswith(TABLE_SUFFIXES))})
-    if others := [name for name in names if path / name not in used]:
-        listed = ", ".join(others[:MAX_NAMES]) + ", …" * (len(others) > MAX_NAMES)
-        emit(WarningMessage(f"these tables of {path} are ignored: {listed}"))
 
 
 def _read_folder(path: Path, options: DataConfig) -> dict[str, RawTable]:
@@ -110,7 +94,7 @@ def digest_folder(path: Path) -> str:
     """Return the sha256 of the names and contents of all files read from a folder."""
     digest, names = hashlib.sha256(), packed.names_in(path)
     texts = [name for classes in find_class_folders(names).values() for name in classes]
-    others = [name for name in names if not packed.is_about(name)]
+    others = packed.without_about(names)
     for name in sorted(texts) or packed.find_tables(names, TABLE_SUFFIXES) or others:
         content = (path / name).read_bytes()
         digest.update(f"{name}\0{len(content)}\0".encode())

@@ -19,7 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from zipfile import BadZipFile, ZipFile
 
-from finetune.errors import DataNotFoundError, DataUnreadableError, SeveralTablesError
+from finetune.errors import MAX_NAMES, DataNotFoundError, DataUnreadableError, SeveralTablesError
+from finetune.events import WarningMessage, emit
 from finetune.files import is_there, naming
 
 WORDS: dict[str, Any] = tomllib.loads(
@@ -140,7 +141,7 @@ def _unpack_file(content: Content) -> Content:
 def find_tables(names: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     """Return the topmost tables: by suffix, by a split name, or the only file."""
     depths = {name: len(PurePosixPath(name).parts) for name in names}
-    shown = [name for name in names if not is_about(name)]
+    shown = without_about(names)
     for depth in sorted({depths[name] for name in shown}):
         level = [name for name in shown if depths[name] == depth]
         tables = [name for name in level if name.lower().endswith(tuple(suffixes))]
@@ -149,9 +150,22 @@ def find_tables(names: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     return shown if len(shown) == 1 else []
 
 
-def is_about(name: str) -> bool:
-    """Return whether a file describes a dataset, such as its license."""
-    return ABOUT.match(PurePosixPath(name).name) is not None
+def without_about(names: Iterable[str]) -> list[str]:
+    """Return the files that don't describe a dataset, as its license does."""
+    return [name for name in names if not ABOUT.match(PurePosixPath(name).name)]
+
+
+def report_ignored(
+    path: Path, names: Iterable[str], used: Sequence[Path], suffixes: Sequence[str]
+) -> None:
+    """Warn about the tables in a file, or anywhere in a folder or archive, that are not used."""
+    files = without_about(names_in(path)) if holds_files(path) else []
+    tables = dict.fromkeys(
+        [*names, *(name for name in files if name.lower().endswith((*suffixes,)))]
+    )
+    if others := [name for name in tables if path / name not in used]:
+        listed = ", ".join(others[:MAX_NAMES]) + ", …" * (len(others) > MAX_NAMES)
+        emit(WarningMessage(f"these tables of {path} are ignored: {listed}"))
 
 
 def choose_member(names: Sequence[str], member: str | None, *, path: Path) -> str:

@@ -403,7 +403,7 @@ def _read_parquet(content: packed.Content, *, readable_only: bool) -> SourceTabl
         source: Any = path if unpacked is None else pyarrow.BufferReader(unpacked)
         file = parquet.ParquetFile(source, memory_map=unpacked is None)
         schema = file.schema_arrow
-        large = [column.name for column in schema if readable_only and _is_large(column.type)]
+        large = [column.name for column in schema if readable_only and not _is_read(column.type)]
         first: Any = next(file.iter_batches(1, columns=large), None)
         table = file.read(columns=[name for name in schema.names if name not in large])
         table.validate(full=True)  # texts may be other bytes than UTF-8
@@ -535,7 +535,7 @@ def as_texts(values: pandas.Series) -> pyarrow.ChunkedArray | None:
     """Return a column as text, or ``None`` if it holds other values than texts and numbers."""
     column = arrow_of(values)
     if not isinstance(column, list):
-        if not _is_readable(column.type):
+        if not _is_read(column.type) or "struct<" in str(column.type):
             return None
         column = plain(column)
         column = column.to_pylist() if types.is_nested(column.type) else column
@@ -573,21 +573,15 @@ def _stored(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     return column.cast(column.type.storage_type) if is_extended else column
 
 
-def _is_readable(kind: pyarrow.DataType) -> bool:
-    """Return whether a type may hold texts or labels, in contrast to vectors or pictures."""
+def _is_read(kind: pyarrow.DataType) -> bool:
+    """Return whether a type may hold texts, labels or objects, in contrast to vectors or bytes."""
     if isinstance(kind, pyarrow.BaseExtensionType):
         kind = kind.storage_type
-    if types.is_nested(kind):
+    if types.is_nested(kind) and "struct<" not in str(kind):
         inner = getattr(kind, "value_type", None)
         is_vector = inner is None or types.is_floating(inner) or types.is_nested(inner)
-        return not is_vector and _is_readable(inner)
-    return "binary" not in str(kind)
-
-
-def _is_large(kind: pyarrow.DataType) -> bool:
-    """Return whether a type holds vectors, pictures or other bytes."""
-    has_bytes = re.search(r"binary(_view)?\b(?!:)", str(kind)) is not None
-    return has_bytes or not (_is_readable(kind) or "struct<" in str(kind))
+        return not is_vector and _is_read(inner)
+    return re.search(r"binary(_view)?\b(?!:)", str(kind)) is None
 
 
 def as_text(value: Any) -> str | None:
@@ -612,11 +606,7 @@ def as_text(value: Any) -> str | None:
 
 
 def _content_of(value: Any) -> str:
-    """Return what is in a column that has neither texts nor numbers, from one of its values.
-
-    >>> [_content_of(value) for value in ([0.2, 0.8], [{"role": "user", "content": "Hi"}])]
-    ['lists of numbers', 'lists of objects with role, content']
-    """
+    """Return what is in a column that has neither texts nor numbers, from one of its values."""
     if isinstance(value, list):
         return f"lists of {_content_of(value[0]) if value else 'nothing'}"
     if isinstance(value, dict):

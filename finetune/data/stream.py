@@ -115,14 +115,14 @@ def texts_of(source: "SourceTable", options: "DataConfig", *, reads_pairs: bool)
     """Return the texts of a table, from the columns of the options or of the run."""
     import pyarrow
 
-    from finetune.data.columns import PAIR, TEXT, choose_columns
+    from finetune.data.columns import PAIR, TEXT, choose_columns, describing
     from finetune.data.columns import read_texts as join_columns
 
     wanted = (TEXT, PAIR) if reads_pairs else (TEXT,)
     sample, left_out = replace(source, frame=source.frame.head(SAMPLE_ROWS)).texts()
-    chosen = choose_columns(
-        pyarrow.table(sample), options, table=str(source.path), wanted=wanted, left_out=left_out
-    )
+    table, name = pyarrow.table(sample), str(source.path)
+    with describing(left_out):
+        chosen = choose_columns(table, options, table=name, wanted=wanted)
     listed = " and ".join(repr(column.name) for column in chosen.values())
     emit(Info(f"texts from column {listed} of {source.path}"))
     names = dict.fromkeys(name for column in chosen.values() for name in column.names)

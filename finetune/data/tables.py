@@ -30,6 +30,7 @@ from finetune.data.columns import (
     Columns,
     OtherData,
     choose_columns,
+    describing,
     find_ids,
     plain_name,
     read_labels,
@@ -151,8 +152,8 @@ def place_of(table: RawTable, number: int) -> str:
 
 def _choose_columns(train: RawTable, options: DataConfig) -> Columns:
     """Return the columns of texts and labels, and report those that were guessed."""
-    table, left_out = str(train.path), train.left_out
-    columns = choose_columns(train.columns, options, table=table, left_out=left_out)
+    with describing(train.left_out):
+        columns = choose_columns(train.columns, options, table=str(train.path))
     second = f", second texts from {columns[PAIR].name!r}" if PAIR in columns else ""
     if any(getattr(options, option) is None for option in columns):
         emit(Info(f"texts from column {columns[TEXT]}{second}, labels from {columns[LABEL]}"))
