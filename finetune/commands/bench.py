@@ -82,8 +82,13 @@ def run_bench(
         rows=[],
     )
 
+    earlier = folder.path / "bench.json"
+    has_complete = earlier.is_file() and read_json(earlier)["is_complete"]
+
     def write() -> None:
-        folder.write_all({"bench.json": results.to_json(), "bench.html": render_bench(results)})
+        # Complete results are only replaced by complete ones.
+        if results.is_complete or (results.rows and not has_complete):
+            folder.write_all({"bench.json": results.to_json(), "bench.html": render_bench(results)})
 
     try:
         for rows in workloads.measure(timed, chosen, limits):
@@ -91,15 +96,15 @@ def run_bench(
             write()  # a device may end the process
         results = replace(results, is_complete=True)
     except KeyboardInterrupt as stop:
-        message, remedy = "stopped before the first result", "run the command again"
-        if results.rows:
-            message = "the benchmark was stopped early"
+        message, remedy = "the benchmark was stopped early", "run the command again"
+        if has_complete:
+            message = f"{message}, so {output_dir} keeps the earlier results"
+        elif results.rows:
             remedy = f"see the results so far in {output_dir}, or {remedy}"
         signal_number = signal_of(stop)
         raise InterruptionError(message, remedy=remedy, signal_number=signal_number) from None
     finally:
-        if results.rows:  # an earlier benchmark is worth more than a page without rows
-            write()
+        write()
     return results
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -67,21 +68,24 @@ def test_ctrl_c_keeps_what_was_measured(
     assert "rows are missing" in (tmp_path / "bench.html").read_text()
 
 
-def test_ctrl_c_before_the_first_result_keeps_an_earlier_benchmark(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_bench_that_is_stopped_does_not_replace_complete_results(
+    rows: int, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = ("bench", "mlp", "--device", "cpu", "--output-dir", tmp_path)
     monkeypatch.setattr(workloads, "measure", time_all)
     assert command(*bench).code == 0
     before = [(tmp_path / name).read_bytes() for name in ("bench.json", "bench.html")]
 
-    def be_stopped_at_once(*_: Any, **__: Any) -> Iterator[list[Row]]:
+    def stop_early(*arguments: Any) -> Iterator[list[Row]]:
+        yield from islice(time_all(*arguments), rows)
         raise KeyboardInterrupt
-        yield []
 
-    monkeypatch.setattr(workloads, "measure", be_stopped_at_once)
-    command(*bench).assert_refused(130, "stopped before the first result", "run the command again")
+    monkeypatch.setattr(workloads, "measure", stop_early)
+    command(*bench).assert_refused(130, "keeps the earlier results", "run the command again")
     assert [(tmp_path / name).read_bytes() for name in ("bench.json", "bench.html")] == before
+    command(*bench[:-1], tmp_path / "new").assert_refused(130, "was stopped early")
+    assert (tmp_path / "new" / "bench.json").is_file() == bool(rows)
 
 
 @pytest.mark.slow
