@@ -17,6 +17,8 @@ from report.example_run import (
 from finetune.files import write_jsonl
 from finetune.report.page import render_bench, write_report
 from finetune.runs.folder import RunFolder
+from finetune.tasks.scores import ClassScores
+from finetune.tasks.single import Single
 
 if TYPE_CHECKING:
     from browser.conftest import Browser
@@ -66,6 +68,24 @@ def test_a_page_can_be_read_by_all_and_needs_nothing_else(
             assert visit.find_violations() == [], (width, scheme)
             assert visit.messages == []
             visit.page.close()
+
+
+@pytest.mark.parametrize(("classes", "name"), [(12, "a question about a delivery"), (40, "class")])
+def test_a_confusion_matrix_uses_the_window(
+    classes: int, name: str, tmp_path: Path, browser: "Browser"
+) -> None:
+    folder, results = RunFolder(tmp_path / "run"), example_results()
+    write_example_run(folder)
+    per_class = {f"{name} {n}": ClassScores(1.0, 1.0, 1.0, 5) for n in range(classes)}
+    matrix = [[5 * (n == other) for other in range(classes)] for n in range(classes)]
+    test = replace(results.test, per_class=per_class, confusion_matrix=matrix)
+    write_predictions(folder, *((name, name, name, 0.9) for name in per_class))
+    report = write_report(folder, replace(results, test=test, task=Single([*per_class])))
+    visit = browser.visit(report, width=1400, scheme="light")
+    assert visit.overflow <= 0
+    wide = "document.querySelector('#confusion .wide')"
+    assert visit.page.evaluate(f"{wide}.scrollWidth - {wide}.clientWidth") == 0
+    visit.page.close()
 
 
 @pytest.mark.parametrize("name", ["report", "bench"])

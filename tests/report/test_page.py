@@ -144,10 +144,12 @@ def test_twenty_mistakes_are_shown_the_most_confident_first_and_more_of_a_cell_a
 
 def test_details_warnings_and_calibration_are_shown(folder: RunFolder, results: RunResults) -> None:
     write_jsonl(folder.warnings_file, [{"message": "2 texts are cut", "remedy": "raise it"}] * 2)
-    text = report_of(folder, replace(results, details=DETAILS, calibration=CALIBRATION)).text
+    details = replace(DETAILS, names="names of classes are training rows")
+    text = report_of(folder, replace(results, details=details, calibration=CALIBRATION)).text
 
     assert text.count("2 texts are cut.") == 1
     for shown in (
+        "Few-shot training Names of classes are training rows",
         "divided by a temperature of 1.7",
         "after scaling 10.00%",
         "before scaling 40.00%",
