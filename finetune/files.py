@@ -17,6 +17,8 @@ from uuid import uuid4
 from finetune.errors import UsageError
 
 PARTIAL_SUFFIX = ".partial"
+# In all JSON that is written or printed. Raise it if keys, or the meaning of values, change.
+SCHEMA_VERSION = 2
 # Marks cache files that this package wrote. Only marked files are deleted.
 WRITTEN_BY = {"written_by": "finetune"}
 STRICT_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from finetune.config.schema import Lora, Mode
 from finetune.events import Trial
+from finetune.files import SCHEMA_VERSION
 from finetune.tasks.tables import DisplayMixin
 
 Part = Literal["whole", "features", "trainable"]
@@ -114,4 +115,7 @@ class FoundBatches(DisplayMixin):
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``find-batch --json`` prints."""
-        return {"schema_version": 1, "results": [asdict(result) for result in self.results]}
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "results": [asdict(result) for result in self.results],
+        }

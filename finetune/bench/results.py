@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from finetune.bench import Phase
+from finetune.files import SCHEMA_VERSION
 from finetune.tasks.tables import Table
 
 CPU = "cpu"
@@ -72,7 +73,7 @@ class BenchResults:
     is_quick: bool
     is_complete: bool
     rows: Sequence[Row]
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``bench.json``, with the figures that others published."""

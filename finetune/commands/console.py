@@ -18,7 +18,7 @@ import click
 
 from finetune import events
 from finetune.distributed import read_launch
-from finetune.files import escape_controls, escape_line
+from finetune.files import SCHEMA_VERSION, escape_controls, escape_line
 from finetune.tasks.tables import Table, duration, format_rate, format_value
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from finetune.tasks.scores import Scores
 
-SCHEMA_VERSION = 1
 LINE_WITHOUT_END = 1_000_000
 MAX_EXAMPLE = 60
 MIN_TEXT_WIDTH = 12

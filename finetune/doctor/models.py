@@ -33,6 +33,7 @@ from finetune.devices.private import (
 )
 from finetune.devices.select import check_precision, select_device
 from finetune.events import Info, WarningMessage, emit
+from finetune.files import SCHEMA_VERSION
 from finetune.model.load import count_positions, load_model, loss_of, random_classifier
 from finetune.model.mean_pooling import has_mean_layer
 from finetune.model.structure import find_structure
@@ -86,7 +87,7 @@ class OperatorReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
-        return {"schema_version": 1, **asdict(self)}
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
 
 
 def audit_model(source: str, *, mode: Mode, precision: str, batch_size: int) -> OperatorReport:
@@ -253,7 +254,7 @@ class ParityReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON, with null for infinity."""
         return {
-            "schema_version": 1,
+            "schema_version": SCHEMA_VERSION,
             "device": self.device,
             "precision": self.precision,
             "passes": not self.failures,

@@ -22,7 +22,7 @@ from finetune.evaluation.statistics import (
     percentile_interval,
 )
 from finetune.events import WarningMessage, emit
-from finetune.files import is_there
+from finetune.files import SCHEMA_VERSION, is_there
 from finetune.runs.folder import RunFolder, SeveralFolder, find_several
 from finetune.runs.results import RunResults, best_of, read_results
 from finetune.tasks.base import Task
@@ -39,7 +39,6 @@ from finetune.tasks.tables import (
     text_of,
 )
 
-SCHEMA_VERSION = 1
 Baseline = Literal["first", "best"]
 # Runs are compared if they share more than this fraction of their test rows.
 SHARED = 0.5

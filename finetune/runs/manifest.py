@@ -19,7 +19,7 @@ from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.errors import DataError, NotARunError, UsageError
 from finetune.evaluation.statistics import threshold_for_precision
 from finetune.events import Info, WarningMessage, emit
-from finetune.files import write_json
+from finetune.files import SCHEMA_VERSION, write_json
 from finetune.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from finetune.tasks.base import Labels, Logits, Task
     from finetune.training.plan import Plan
 
-SCHEMA_VERSION = 1
 PACKAGES = (
     *("finetune-mps", "torch", "transformers", "tokenizers", "datasets"),
     *("accelerate", "evaluate", "numpy", "scipy"),

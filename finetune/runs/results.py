@@ -12,13 +12,13 @@ from pydantic import TypeAdapter
 from finetune.config.schema import AutoTunedOption, Mode
 from finetune.data.dataset import HARD
 from finetune.evaluation.statistics import RESAMPLES, Calibration, bootstrap, percentile_interval
+from finetune.files import SCHEMA_VERSION
 from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import ClassScores, Scores, missed_classes, selection_score
 from finetune.tasks.tables import RunResultMixin, percent, quote_name, wilson_interval
 
-SCHEMA_VERSION = 1
 # Total rows of all resamples, which take about a second.
 MAX_RESAMPLED_ROWS = 1e7
 # With fewer rows, the interval of an accuracy is wider than about ten points.

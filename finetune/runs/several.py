@@ -14,12 +14,12 @@ from finetune.devices.host import kept_awake
 from finetune.errors import BatchDoesNotFitError, ConfigurationError, DataError, LossNotFiniteError
 from finetune.evaluation.statistics import Interval, bootstrap, mean_interval, metric_interval
 from finetune.events import Info, emit, sent_to
-from finetune.files import write_json, write_jsonl, write_text_atomically
+from finetune.files import SCHEMA_VERSION, write_json, write_jsonl, write_text_atomically
 from finetune.runs.folder import RUN_KINDS, RunFolder, SeveralFolder
 from finetune.runs.journal import Journal
 from finetune.runs.manifest import Manifest
 from finetune.runs.request import RunRequest, find_changes
-from finetune.runs.results import SCHEMA_VERSION, RunResults, best_of, read_results, with_distinct
+from finetune.runs.results import RunResults, best_of, read_results, with_distinct
 from finetune.tasks.base import Outputs, Task
 from finetune.tasks.metrics import METRICS, choose_metric
 from finetune.tasks.scores import Scores

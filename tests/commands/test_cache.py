@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tiny_runs import Command
 
-from finetune.files import WRITTEN_BY, write_cache_json
+from finetune.files import SCHEMA_VERSION, WRITTEN_BY, write_cache_json
 from finetune.model.tensor_store import TensorStore
 
 
@@ -35,7 +35,7 @@ def test_the_size_is_shown_and_all_is_deleted(command: Command, tmp_path: Path) 
     found = json.loads(command("cache", *place, "--json").output)
     counts = {"entries": 1, "measured_files": 2}
     assert found == {
-        "schema_version": 1, "folder": str(folder), "size_bytes": size_bytes, **counts,
+        "schema_version": SCHEMA_VERSION, "folder": str(folder), "size_bytes": size_bytes, **counts,
     }  # fmt: skip
     assert lines_of(command("cache", "clear", *place).output) == [f"deleted {one}" for one in lines]
     assert list(folder.iterdir()) == []

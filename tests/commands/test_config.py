@@ -5,6 +5,7 @@ import pytest
 from tiny_runs import Command
 
 from finetune.config.load import presets_folder
+from finetune.files import SCHEMA_VERSION
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def test_show_tells_each_value_and_its_origin_also_as_json(
     assert frozen[1] == "true"
     assert frozen[2].startswith("/")
     shown = json.loads(command("config", "show", "--json", "--seed", "3").output)
-    assert shown["schema_version"] == 1
+    assert shown["schema_version"] == SCHEMA_VERSION
     assert {"section": "training", "option": "seed", "value": 3, "origin": "--seed"} in (
         shown["options"]
     )

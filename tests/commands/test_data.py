@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from tiny_runs import Command
 
+from finetune.files import SCHEMA_VERSION
+
 
 @pytest.fixture(autouse=True)
 def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +68,7 @@ def test_check_prints_one_json_object_without_lengths_if_there_is_no_tokenizer(
     outcome = command(*check, "--model", tiny_folder)
     assert outcome.errors == ""
     found = json.loads(outcome.output)
-    assert (found["schema_version"], found["data"]) == (1, "rows.csv")
+    assert (found["schema_version"], found["data"]) == (SCHEMA_VERSION, "rows.csv")
     assert found["classes"] == {"train": {"x": 20, "y": 20}}
     assert found["lengths"]["splits"]["train"]["cut_rows"] == 0
     assert found["suggestions"] == []

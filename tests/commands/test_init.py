@@ -9,6 +9,7 @@ from tiny_runs import Command
 
 from finetune.config.load import load_config
 from finetune.config.schema import Config
+from finetune.files import SCHEMA_VERSION
 from finetune.runs import guess, linear_head
 
 
@@ -45,7 +46,7 @@ def test_init_prints_what_it_saw(command: Command, reviews: Path) -> None:
 def test_init_prints_one_json_object(command: Command, reviews: Path) -> None:
     outcome = command("init", reviews, "--output", "mine.yaml", "--json", "--quiet")
     seen = json.loads(outcome.output)
-    assert seen["schema_version"] == 1
+    assert seen["schema_version"] == SCHEMA_VERSION
     assert seen["config"] == "mine.yaml"
     assert seen["class_rows"] == {"bad": 20, "good": 20}
     content = yaml.safe_load(Path("mine.yaml").read_text())

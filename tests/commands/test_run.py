@@ -18,7 +18,7 @@ from tiny_runs import (
 )
 
 import finetune
-from finetune.files import read_json
+from finetune.files import SCHEMA_VERSION, read_json
 
 CLOSED = "http://127.0.0.1:9"
 
@@ -75,7 +75,7 @@ def test_a_dry_run_reports_what_the_run_does_and_writes_nothing(
     outcome = command(*dry_run, "--json")
     assert outcome.code == 0, outcome.errors
     facts = json.loads(outcome.output)
-    assert facts["schema_version"] == 1
+    assert facts["schema_version"] == SCHEMA_VERSION
     assert facts["rows"] == {"train": 64, "validation": 81, "test": 270}
     assert sum(facts["training_rows_by_class"].values()) == 64
     assert facts["output_dir"] == "runs/questions-tiny-last-1"

@@ -10,7 +10,7 @@ from tiny_runs import Command, copy_run
 import finetune
 from finetune.errors import NotARunError, UsageError
 from finetune.events import Event, WarningMessage
-from finetune.files import read_json, read_jsonl, write_json, write_jsonl
+from finetune.files import SCHEMA_VERSION, read_json, read_jsonl, write_json, write_jsonl
 
 
 def change_json(path: Path, **changes: Any) -> None:
@@ -267,7 +267,7 @@ def test_json_is_one_object_with_a_version(
     outcome = command("compare", finished_run, other, "--json")
     [line] = outcome.output.splitlines()
     found = json.loads(line)
-    assert found["schema_version"] == 1
+    assert found["schema_version"] == SCHEMA_VERSION
     [found] = found["groups"]
     assert (found["baseline"], found["options"]) == ("finished", {"seed": [42, 7]})
     first, second = found["runs"]

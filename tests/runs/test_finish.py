@@ -13,7 +13,7 @@ from tiny_runs import TEXTS, run_tiny, unfinished_files
 import finetune
 from finetune.errors import ConfigurationError
 from finetune.evaluation.statistics import measure_reliability
-from finetune.files import read_json, read_jsonl
+from finetune.files import SCHEMA_VERSION, read_json, read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import read_results
 
@@ -33,7 +33,7 @@ def test_the_results_have_the_names_that_trainer_gives_them(finished_run: Path) 
     names = "epoch train_samples train_loss train_runtime train_samples_per_second"
     names += " train_steps_per_second eval_samples eval_loss eval_accuracy"
     assert results.keys() >= {*names.split()}
-    assert results["schema_version"] == 1
+    assert results["schema_version"] == SCHEMA_VERSION
     assert (results["epoch"], results["train_samples"]) == (2.0, 64)
     assert (results["global_step"], results["max_steps"]) == (8, 8)
     seconds = results["train_runtime"]
