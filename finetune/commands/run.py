@@ -273,8 +273,6 @@ def _show_several(results: "SeveralResults") -> None:
         show_lines()
         show_result_table(scores.table)
     show_lines(
-        f"predictions of all rows: {folder.predictions_file}",
-        f"report: {folder.report_file}",
-        "",
-        scores.describe("rows, each by a model that did not see it"),
+        f"predictions of all rows: {folder.predictions_file}", f"report: {folder.report_file}"
     )
+    show_paragraph(results.summary)

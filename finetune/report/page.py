@@ -245,8 +245,12 @@ def write_folds_report(folder: SeveralFolder, results: SeveralResults, rows: Fol
     ]
     names = (without_folder(name, getattr(first.facts, name)) for name in ("model", "data"))
     subtitle = [*names, first.facts.mode, f"{scores.samples:,} rows predicted out of fold"]
-    page = TEMPLATES.get_template("tables.html.j2").render(
-        title=folder.path.resolve().name, subtitle=" · ".join(subtitle), tables=tables
+    page = TEMPLATES.get_template("folds.html.j2").render(
+        title=folder.path.resolve().name,
+        subtitle=" · ".join(subtitle),
+        summary=results.summary,
+        scores=scores,
+        tables=tables,
     )
     write_text_atomically(folder.report_file, page)
 

@@ -222,9 +222,7 @@ def summarize(results: RunResults) -> str:
         hints += ["More labels give a narrower interval."] * (test.samples < FEW_ROWS)
     elif test.samples < FEW_ROWS:
         hints.append(f"{test.samples:,} rows are few. `--folds 5` gives a more precise estimate.")
-    if weakest := _weakest(test):
-        hints.append(f"Weakest: {weakest}.")
-    return " ".join(filter(None, [*hints, _advise(results)]))
+    return " ".join(filter(None, [*hints, describe_weakest(test), _advise(results)]))
 
 
 def next_command(results: RunResults) -> str:
@@ -232,8 +230,8 @@ def next_command(results: RunResults) -> str:
     return f"finetune predict {quote(results.output_dir)} FILE"
 
 
-def _weakest(scores: Scores) -> str:
-    """Return the weakest class and its figures: by recall, or by F1 if multi-label."""
+def describe_weakest(scores: Scores) -> str:
+    """Return a sentence about the weakest class, if any: by recall, or by F1 if multi-label."""
     is_multi_label = scores.confusion_matrix is None
 
     def strength(item: tuple[str, ClassScores]) -> float:
@@ -251,12 +249,12 @@ def _weakest(scores: Scores) -> str:
         return ""
     rows = f"{round(weakest.recall * weakest.support):,} of {weakest.support:,}"
     if is_multi_label:
-        return f"{quote_name(name)}, F1 {percent(weakest.f1)}, {rows} found"
+        return f"Weakest: {quote_name(name)}, F1 {percent(weakest.f1)}, {rows} found."
     confused = "".join(
         f", {count:,} misclassified as {quote_name(other)}"
         for other, count in confused_with(scores, name)[:1]
     )
-    return f"{quote_name(name)}, {rows}{confused}" if weakest.recall < 1 else ""
+    return f"Weakest: {quote_name(name)}, {rows}{confused}." if weakest.recall < 1 else ""
 
 
 def _advise(results: RunResults) -> str:

@@ -19,7 +19,7 @@ from finetune.runs.folder import RUN_KINDS, RunFolder, SeveralFolder
 from finetune.runs.journal import Journal
 from finetune.runs.manifest import Manifest
 from finetune.runs.request import RunRequest, find_changes
-from finetune.runs.results import RunResults, best_of, read_results, with_distinct
+from finetune.runs.results import RunResults, best_of, describe_weakest, read_results, with_distinct
 from finetune.tasks.base import Outputs, Task
 from finetune.tasks.metrics import METRICS, choose_metric
 from finetune.tasks.scores import Scores
@@ -120,6 +120,13 @@ class SeveralResults(RunResultMixin):
         metrics = [run.test.metrics for run in self.runs.values()]
         names = metrics[0] if len(metrics) > 1 else ()
         return {name: [of_run[name] for of_run in metrics] for name in names}
+
+    @property
+    def summary(self) -> str:
+        """The sentences about all rows of a finished cross-validation."""
+        assert self.scores
+        about_all = self.scores.describe("rows, each by a model that did not see it")
+        return f"{about_all} {describe_weakest(self.scores)}".rstrip()
 
     def value(self, number: int) -> float | None:
         """Return a run's validation metric, by which the best is chosen; None if not known."""

@@ -150,4 +150,9 @@ def test_the_command_shows_folds_all_rows_and_classes_and_leaves_test_rows_alone
     assert "its 270 rows are not used" in outcome.errors
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "810 rows predicted out of fold" in page
+    assert "Each row is a true class" in page
+    sentences = ("% on 810 rows, each by a model that did not see it (95% CI", "Weakest:")
+    for sentence in sentences:
+        assert sentence in " ".join(outcome.output.split())
+        assert sentence in page
     assert SeveralFolder(folder, "folds").has_finished
