@@ -160,6 +160,8 @@ def check_splits(splits: DatasetDict, task: Task) -> dict[str, dict[str, Any]]:
 def find_imbalance(counts: Mapping[str, int]) -> Iterator[WarningMessage]:
     """Yield suggestions for strong class imbalance and for rare classes."""
     present = sorted(filter(counts.__getitem__, counts), key=counts.__getitem__)
+    if not present:
+        return
     smallest, largest = present[0], present[-1]
     if (ratio := counts[largest] / counts[smallest]) >= STRONG_IMBALANCE:
         finding = f"{largest} has {ratio:.1f} times the training rows of {smallest}"
@@ -263,7 +265,7 @@ def suggest_changes(
 ) -> list[WarningMessage]:
     """Return suggestions for the user; ``lengths`` is ``None`` without a tokenizer."""
     classes = report["classes"]["train"]
-    changes = [*find_imbalance(classes)] if classes else []
+    changes = [*find_imbalance(classes)]
     changes += [WarningMessage(*names) for names in find_odd_names(classes)]
     changes += find_misspelled_names(classes)
     for name, (_, titles, remedy) in CHECKS.items():

@@ -80,6 +80,7 @@ def test_rows_that_are_in_training_are_shown_with_both_labels() -> None:
 
 
 def test_the_largest_class_is_compared_with_the_smallest_that_has_rows() -> None:
+    assert [*find_imbalance({"a": 0, "b": 0})] == []
     large, rare = (one.message for one in find_imbalance({"a": 60, "b": 4, "c": 0, "d": 10}))
     assert large == "a has 15.0 times the training rows of b"
     assert rare.endswith("rows: 'b' (4), 'c' (0)")
