@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from math import hypot
 from shlex import quote
 from statistics import fmean
 from typing import Any, Literal, TypeVar
@@ -17,7 +18,7 @@ from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import ClassScores, Scores, missed_classes, selection_score
-from finetune.tasks.tables import RunResultMixin, percent, quote_name, wilson_interval
+from finetune.tasks.tables import RunResultMixin, duration, percent, quote_name, wilson_interval
 
 # Total rows of all resamples, which take about a second.
 MAX_RESAMPLED_ROWS = 1e7
@@ -25,6 +26,8 @@ MAX_RESAMPLED_ROWS = 1e7
 FEW_ROWS = 100
 # A class with this fraction of the rows dominates the accuracy.
 LOPSIDED = 0.7
+# A head is proposed if the training takes this many times longer.
+CHEAPER = 5
 # Macro F1 this far below accuracy means that small classes are missed.
 MACRO_F1_GAP = 0.1
 ValidationKind = Literal["held out", "cross-validated"]
@@ -222,7 +225,32 @@ def summarize(results: RunResults) -> str:
         hints += ["More labels give a narrower interval."] * (test.samples < FEW_ROWS)
     elif test.samples < FEW_ROWS:
         hints.append(f"{test.samples:,} rows are few. `--folds 5` gives a more precise estimate.")
-    return " ".join(filter(None, [*hints, describe_weakest(test), _advise(results)]))
+    hints += [_compare_with_head(results), describe_weakest(test), _advise(results)]
+    return " ".join(filter(None, hints))
+
+
+def _compare_with_head(results: RunResults) -> str:
+    """Propose the linear head of few-shot training if it is better by more than chance, or cheap.
+
+    The interval of the difference is from Newcombe 1998, method 10.
+    """
+    validation, test, name = results.validation, results.test, "accuracy"
+    trains_encoder = Mode(results.facts.mode).trains_encoder
+    if not validation or results.validation_kind != "cross-validated" or not trains_encoder:
+        return ""
+    head, value = validation.metrics[name], test.metrics[name]
+    head_limits, limits = validation.limits(name), test.limits(name)
+    if head <= value or not head_limits or not limits:
+        return ""
+    is_better = head - value > hypot(head - head_limits[0], limits[1] - value)
+    seconds = results.stage_seconds.get("cross-validate", 0.0)
+    is_cheap = 0 < CHEAPER * seconds < results.training.train_runtime
+    if not is_better and not is_cheap:
+        return ""
+    reached = f"A linear head on the frozen encoder reached {percent(head)}, cross-validated"
+    chance = ", better by more than chance" if is_better else ""
+    took = f" in {duration(seconds)}" if seconds else ""
+    return f"{reached}{chance}. `--freeze-core` trains only this head{took}."
 
 
 def next_command(results: RunResults) -> str:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from report.example_run import DETAILS, example_results
 
+from finetune.config.schema import Mode
 from finetune.runs.results import RunResults, summarize, with_distinct, with_intervals
 from finetune.tasks.base import Task
 from finetune.tasks.multi import Multi
@@ -26,6 +27,41 @@ def test_the_weakest_class_is_named_with_what_it_is_taken_for() -> None:
     for words in ("baseline (`bill`, 50%)", "20 rows are few. `--folds 5`",
                   "Weakest: `back`, 1 of 3, 2 misclassified as `bill`."):  # fmt: skip
         assert words in text
+
+
+@pytest.mark.parametrize(
+    ("right", "of_head", "head_seconds", "proposed"),
+    [
+        (60, 85, 0.0, "better by more than chance. `--freeze-core` trains only this head."),
+        (80, 85, 1.0, "85.0%, cross-validated. `--freeze-core` trains only this head in 1.0 s."),
+        (80, 85, 0.0, ""),
+        (80, 85, 100.0, ""),
+        (90, 85, 1.0, ""),
+    ],
+)
+def test_a_linear_head_is_proposed_if_it_is_better_or_cheap(
+    right: int, of_head: int, head_seconds: float, proposed: str
+) -> None:
+    labels, task = np.arange(100) % 2, Single(["a", "b"])
+
+    def of(correct: int) -> RunResults:
+        predicted = np.where(np.arange(100) < correct, labels, 1 - labels)
+        return results_of(task, np.eye(2)[predicted], labels)
+
+    example = of(right)
+    results = replace(
+        example,
+        facts=replace(example.facts, mode=Mode("full")),
+        training=replace(example.training, train_runtime=60.0),
+        validation=of(of_head).test,
+        validation_kind="cross-validated",
+        stage_seconds={"cross-validate": head_seconds},
+    )
+    text = summarize(results)
+    assert proposed in text
+    assert ("--freeze-core" in text) == bool(proposed)
+    frozen = replace(results, facts=replace(results.facts, mode=Mode("head")))
+    assert "--freeze-core" not in summarize(frozen)
 
 
 def test_a_model_that_answers_one_class_alone_learns_what_helps() -> None:
