@@ -231,6 +231,11 @@ def train_several(
                 request.config, sources=request.sources, folds=request.folds, trials=request.trials
             )
             shared = keep_tables(shared, folder)
+            if request.seeds and _ignores_seed(shared):
+                reason = "a linear head is fitted on the pretrained encoder"
+                emit(Info(f"only one seed is trained, because the seed changes nothing: {reason}"))
+                variants = dict([*variants.items()][:1])
+                waiting = [number for number in waiting if number in variants]
             _start(folder, request, shared)
             write_table()
             for number in waiting:
@@ -260,6 +265,11 @@ def train_several(
         if request.config.data.private_data:
             folder.delete_tables()
         return _complete(folder, write_table(), write_folds_page)
+
+
+def _ignores_seed(inputs: "RunInputs") -> bool:
+    is_pretrained = inputs.text_model.pooling == "mean" and not inputs.config.model.from_scratch
+    return is_pretrained and inputs.method.fits_head and not inputs.method.is_contrastive
 
 
 def _start(folder: SeveralFolder, request: RunRequest, shared: "RunInputs") -> None:

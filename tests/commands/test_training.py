@@ -93,6 +93,21 @@ def test_auto_adds_a_seed_to_the_finished_ones_of_the_default_name(
     assert [one.name for one in folder.parent.iterdir()] == [folder.name]
 
 
+def test_a_linear_head_is_fitted_once_because_the_seed_changes_nothing(
+    command: Command, tiny_folder: Path, tmp_path: Path
+) -> None:
+    words = ["questions", "--model", tiny_folder, "--output-dir", tmp_path / "head"]
+    options = [*words, "--device", "cpu", "--freeze-core", "--seeds", "3"]
+    options += ["--max-train-samples", "64", "--validation-fraction", "0.1"]
+    for more in ([], ["--resume-from-checkpoint", "auto"]):
+        outcome = command("run", *options, *more)
+        assert outcome.code == 0, outcome.errors
+        assert "only one seed is trained" in outcome.errors or more
+        assert "seed-42" in outcome.output
+        assert read_json(tmp_path / "head" / "seeds.json")["seeds"] == [42]
+    finetune.predict(tmp_path / "head", TEXTS)
+
+
 def test_seeds_whose_first_run_was_deleted_begin_with_it_again(
     parent: Path, tmp_path: Path
 ) -> None:
