@@ -94,7 +94,8 @@ class Delimited:
         reader, count, line_before = self.reader(), 0, 0
         try:
             for row in reader:
-                if len(row) > 1 or "".join(row).strip():
+                is_filled = len(row) > 1 or "".join(row).strip()
+                if is_filled or (row and count == 1):  # a blank text is the row of its column
                     count = count or len(row)
                     if not "".join(row[count:]).strip():
                         row = row[:count]  # spreadsheets end rows with blank values

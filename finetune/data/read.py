@@ -49,12 +49,11 @@ UNSAVED = "formulas whose values were not saved; open it in Excel or LibreOffice
 
 
 class Sheet(NamedTuple):
-    """Where a table is in a spreadsheet: the numbers of its rows, from 1, include the header."""
+    """The sheet of a spreadsheet with a table, and the row of its header, counted from 1."""
 
     content: packed.Content
     name: str
-    rows: Sequence[int]
-    has_header: bool
+    header: int | None
 
 
 @dataclass(frozen=True)
@@ -464,14 +463,13 @@ def _read_workbook(content: packed.Content, options: DataConfig) -> SourceTable:
         name: [_plain_cell(cell) for cell in column.tolist()]
         for name, (_, column) in zip(names, body.items(), strict=True)
     }
-    sheet = Sheet(content, sheet_name, [*map(int, table.index[start:] + 1)], has_header)
     return SourceTable(
         path,
         pandas.DataFrame(columns, body.index + 1, dtype=object),
         FileFormat("excel", has_header=has_header),
         "row",
         left_out=dict.fromkeys(unsaved, UNSAVED),
-        layout=sheet,
+        layout=Sheet(content, sheet_name, int(table.index[start]) + 1 if has_header else None),
     )
 
 

@@ -102,7 +102,7 @@ class PredictionFile:
             return _write_text(path, _lines_with(layout, added), written)
         if isinstance(layout, Sheet) and write is _write_excel:
             if layout.content.suffix == suffix and layout.content.start(len(ZIP)) == ZIP:
-                return add_columns(path, layout, _excel_columns(added))
+                return add_columns(path, layout, _excel_columns(added), rows=[*added.index])
             lost = f"{self.path} lacks the formats, formulas and other sheets of the input"
             remedy = "to keep them, input and output must both be .xlsx, or both .xlsm"
             emit(WarningMessage(lost, remedy=remedy))

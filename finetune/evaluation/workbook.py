@@ -40,15 +40,21 @@ def escape_characters(text: str) -> str:
     return ESCAPED.sub(lambda found: f"_x{ord(found[0]):04X}_", text)
 
 
-def add_columns(path: Path, sheet: Sheet, columns: Mapping[str, Sequence[Any]]) -> None:
+def add_columns(
+    path: Path, sheet: Sheet, columns: Mapping[str, Sequence[Any]], *, rows: Sequence[int]
+) -> None:
     """Write a copy of a workbook, with columns to the right of all others of a sheet.
 
-    A table or filter that ends there includes them, because sorting must keep rows together.
+    ``rows`` are the rows of their values, counted from 1. A table or filter that ends in the last
+    column includes the new ones, because sorting must keep rows together.
     """
+    cells = dict(zip(rows, zip(*columns.values(), strict=True), strict=True))
+    if sheet.header is not None:
+        cells = {sheet.header: tuple(columns), **cells}
     with sheet.content.open() as file, ZipFile(file) as book, ZipFile(path, "w") as copy:
         part = _find_part(book, sheet.name)
-        content, width = _add_cells(book.read(part).decode(), sheet, columns)
-        ends = {"row": sheet.rows[0], "end": LETTERS[width - 1]}
+        content, width = _add_cells(book.read(part).decode(), cells, header=sheet.header)
+        ends = {"row": min(cells), "end": LETTERS[width - 1]}
         new_end = rf"\g<1>{LETTERS[width + len(columns) - 1]}"
         name = re.escape(escape(sheet.name.replace("'", "''")))
         filters = re.sub(FILTER.format(name=name, **ends), new_end, book.read(BOOK).decode())
@@ -81,31 +87,29 @@ def _targets(book: ZipFile, part: str) -> dict[str, str]:
     return {identifier: posixpath.normpath(path)[1:] for identifier, path in paths.items()}
 
 
-def _add_cells(content: str, sheet: Sheet, columns: Mapping[str, Sequence[Any]]) -> tuple[str, int]:
-    """Return a sheet with the cells of new columns, and the number of columns before them."""
+def _add_cells(
+    content: str, added: Mapping[int, Sequence[Any]], *, header: int | None
+) -> tuple[str, int]:
+    """Return a sheet with more cells in some rows, and the number of columns before them."""
     content, number, rows = HINT.sub(r"\1", content), 0, dict[int, Any]()
     for row in ROW.finditer(content):
         place = PLACE.match(row[2])
         number = int(place[2]) if place else number + 1
         rows[number] = row, _cells(row[3])
     filled = [n for _, cells in rows.values() for n, cell in cells.items() if cell[-2:] != "/>"]
-    merged = [NUMBERS[end] for end, row in MERGED.findall(content) if int(row) >= sheet.rows[0]]
+    merged = [NUMBERS[end] for end, row in MERGED.findall(content) if int(row) >= min(added)]
     width = max(filled + merged) + 1
-    lists = [[name, *values][not sheet.has_header :] for name, values in columns.items()]
     pieces, end = list[str](), 0
-    for number, values in zip(sheet.rows, zip(*lists, strict=True), strict=True):
-        if number not in rows:  # all of its cells are merged with those above
-            continue
+    for number in sorted(added.keys() & rows.keys()):  # others are merged with rows above
         row, cells = rows[number]
-        is_header = sheet.has_header and number == sheet.rows[0]
-        neighbor = cells.get(width - 1, "") if is_header else ""
-        for column, value in enumerate(values, start=width):
+        neighbor = cells.get(width - 1, "") if number == header else ""
+        for column, value in enumerate(added[number], start=width):
             style = STYLE.match(cells.get(column, neighbor))
             start = f'<{row[1]}c r="{LETTERS[column]}{number}"{style[1] if style else ""}'
             cells[column] = _cell(value, start, prefix=row[1])
         pieces += [content[end : row.start(3)], *(cells[column] for column in sorted(cells))]
         end = row.end()
-    content, last = "".join([*pieces, content[end:]]), width + len(columns)
+    content, last = "".join([*pieces, content[end:]]), width + len(added[min(added)])
     return COLUMNS.sub(lambda tag: _show(tag, width + 1, last), content), width
 
 

@@ -38,6 +38,10 @@ LABEL = {"label": "HUM;x", "probability": 0.000123456789}
         ("id\ttext\n1\ta \"b\n2\t\n",
          "id\ttext\tlabel\tprobability\n1\ta \"b\tHUM;x\t0.000123457\n2\t\tHUM;x\t0.000123457\n",
          "utf-8"),
+        # A blank text of a table with one column, unlike a blank line.
+        ('"text"\n"a b"\n\n""\n"c ""d"""\n',
+         '"text","label","probability"\n"a b","HUM;x","0.000123457"\n\n'
+         '"","HUM;x","0.000123457"\n"c ""d""","HUM;x","0.000123457"\n', "utf-8"),
         ("Id|Text|Label\n1|a|b\n",
          "Id|Text|Label|predicted_label|probability\n1|a|b|HUM;x|0.000123457\n", "utf-8"),
         ('id,text\n1,"a \\"b\\", c"\n',
