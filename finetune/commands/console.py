@@ -232,7 +232,8 @@ class View:
                 if self._is_due(event.step - self._printed_validation, VALIDATION_LINES):
                     self._printed_step = self._printed_validation = event.step
                     metrics = ", ".join(
-                        f"{name} {value:.4f}" for name, value in event.metrics.items()
+                        f"{name} {value:.4f}" if abs(value) >= 0.1 else f"{name} {value:.4g}"
+                        for name, value in event.metrics.items()
                     )
                     best = "  (best so far)" if event.is_best else ""
                     self._print(f"epoch {event.epoch:.2f}: validation {metrics}{best}")

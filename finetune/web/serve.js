@@ -16,9 +16,10 @@ function showAnswer(scores) {
     return;
   }
   const table = document.createElement("table");
+  const isValue = document.body.dataset.classes === "0"; // of a regression
   for (const { label, score } of scores) {
     const row = document.createElement("tr");
-    row.append(cell("td", label), cell("td", score.toFixed(3)));
+    row.append(cell("td", label), cell("td", isValue ? Number(score.toPrecision(6)) : score.toFixed(3)));
     table.append(row);
   }
   element("answer").replaceChildren(scores.length ? table : cell("p", "No class."));

@@ -21,7 +21,7 @@ EVENTS: list[Event] = [
     WarningMessage("something is [red]odd[/]", remedy="look at it"),
     WarningMessage("something else is odd"),
     step(5, total=20),
-    Validation(step=20, epoch=1.0, metrics={"accuracy": 0.5, "loss": 1.25}, is_best=True),
+    Validation(step=20, epoch=1.0, metrics={"accuracy": 0.5, "mse": 1.4e-6}, is_best=True),
 ]
 
 
@@ -44,7 +44,7 @@ def test_elsewhere_than_on_a_terminal_events_are_plain_lines_on_standard_error(
         "warning: something is [red]odd[/] (look at it)",
         "warning: something else is odd",
         "step 5/20  loss 1.500  lr 3.0e-05  12,310 examples/s  1.50 GiB  42 s left",
-        "epoch 1.00: validation accuracy 0.5000, loss 1.2500  (best so far)",
+        "epoch 1.00: validation accuracy 0.5000, mse 1.4e-06  (best so far)",
     ]
 
 

@@ -345,3 +345,20 @@ def test_predicted_labels_compare_with_the_labels_of_the_table(
     known = [*zip(labels, stars, strict=True)][blanks:]
     assert {type(label) for label, _ in known} == {type(star) for _, star in known}
     assert {label for label, _ in known} <= {star for _, star in known}
+
+
+def test_small_values_keep_their_digits(
+    command: Command, tiny_folder: Path, tmp_path: Path
+) -> None:
+    rows = [{"text": f"is it {n} ?", "label": n * 1.23456e-8} for n in range(40)]
+    run_tiny(tmp_path / "run", model=tiny_folder, data=rows, num_train_epochs=1)
+    (tmp_path / "a.csv").write_text('text\nis it 7 ?\n" "\n')
+    [expected] = finetune.predict(tmp_path / "run", ["is it 7 ?"], device="cpu")
+    shown = command("predict", tmp_path / "run", "is it 7 ?").output.split("\t")
+    done = command("predict", tmp_path / "run", tmp_path / "a.csv", "--output", tmp_path / "b.csv")
+    assert done.code == 0, done.errors
+    header, filled, blank = (tmp_path / "b.csv").read_text().splitlines()
+    assert (header, blank) == ("text,value", '" ",""')
+    for value in (shown[1].split()[-1], filled.split(",")[1]):
+        assert float(value) == pytest.approx(expected.value, rel=1e-5)
+        assert 0 < abs(float(value)) < 1e-6
