@@ -142,8 +142,8 @@ def _silence() -> Iterator[None]:
 def verify(trained: TrainedModel, exported: nn.Module, examples: Examples) -> dict[str, Any]:
     """Compare the predictions of a run on the CPU in fp32, in PyTorch and in onnxruntime.
 
-    ``same_labels`` is the fraction of the rows that get the same labels. The difference of logits
-    is relative to the largest logit, if that is beyond 1.
+    ``same_labels`` is the fraction of the rows that get the same labels, None for a regression. The
+    difference of logits is relative to the largest logit, if that is beyond 1 or a value.
     """
     task = trained.text_model.task
     logits, exported_logits = (
@@ -154,11 +154,12 @@ def verify(trained: TrainedModel, exported: nn.Module, examples: Examples) -> di
         task.read_logits(values).predicted.reshape(len(logits), -1)
         for values in (logits, exported_logits)
     )
-    same = (labels == exported_labels).all(axis=1).mean() if task.class_names else 1.0
-    difference = np.abs(logits - exported_logits).max() / max(1.0, np.abs(logits).max())
+    same = float((labels == exported_labels).all(axis=1).mean()) if task.class_names else None
+    largest = max(np.abs(logits).max(), 1.0 if task.class_names else np.finfo(np.float32).tiny)
+    difference = np.abs(logits - exported_logits).max() / largest
     return {
         "samples": len(logits),
-        "same_labels": float(same),
+        "same_labels": same,
         "largest_logit_difference": float(difference),
         "metrics": task.score(exported_logits, examples.labels).metrics,
         "pytorch_metrics": task.score(logits, examples.labels).metrics,

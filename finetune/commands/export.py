@@ -10,9 +10,11 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import format_size, show_facts, show_lines
 from finetune.errors import FinetuneError
-from finetune.events import Info, emit
+from finetune.events import Info, WarningMessage, emit
 from finetune.ownership import OwnFolder
 from finetune.runs.folder import RunFolder, open_run_folder
+from finetune.tasks.metrics import MULTI
+from finetune.tasks.tables import format_number
 
 if TYPE_CHECKING:
     from finetune.runs.trained import TrainedModel
@@ -54,6 +56,14 @@ def export_onnx(
     trained = TrainedModel.load(folder, device="cpu")
     emit(Info(f"exporting {folder.path} to {path}"))
     export.write_onnx(trained.text_model, output, quantizes=int8)
+    options, task = trained.config.model, trained.text_model.task
+    if options.long_texts == "windows":
+        size = f"windows of {options.max_length} tokens that overlap by {options.stride}"
+        message = f"the run reads long texts in {size}, and the ONNX model reads one window"
+        remedy = f"average the logits of all windows, as the code in {folder.card_file} does"
+        emit(WarningMessage(message, remedy=remedy))
+    if task.problem_type == MULTI:
+        emit(Info("a text has the classes whose sigmoid reaches the threshold in config.json"))
     trained = replace(trained, predictor=replace(trained.predictor, precision="fp32"))
     examples = _load_test_examples(folder, trained) if verify or int8 else None
     files: list[dict[str, Any]] = []
@@ -69,10 +79,11 @@ def export_onnx(
             )
     if compared := files[0]["verification"]:
         labels, difference = compared["same_labels"], compared["largest_logit_difference"]
-        if labels < 1 or difference > MAX_LOGIT_DIFFERENCE:
+        if labels not in (None, 1) or difference > MAX_LOGIT_DIFFERENCE:
+            differ = "" if labels is None else f"{1 - labels:.1%} of the labels differ, and "
             raise FinetuneError(
-                f"{export.MODEL_FILE} does not predict like the model of the run: {1 - labels:.1%} "
-                f"of the labels differ, and logits differ by up to {difference:.1e}",
+                f"{export.MODEL_FILE} does not predict like the model of the run: {differ}"
+                f"logits differ by up to {difference:.1e}",
                 remedy=f"use {folder.model_folder} with transformers, and report this as a bug",
             )
     return {"folder": str(output.path), "files": files}
@@ -109,12 +120,12 @@ def _show_onnx(exported: Mapping[str, Any]) -> None:
     for file in exported["files"]:
         show_lines(f"{file['path']}, {format_size(file['size_bytes'])}")
         if compared := file["verification"]:
-            same, samples = compared["same_labels"], compared["samples"]
-            metric, value = next(iter(compared["metrics"].items()))
-            show_facts(
-                {
-                    "same labels as PyTorch": f"{same:.1%} of {samples:,}",
-                    "largest difference": f"{compared['largest_logit_difference']:.1e}",
-                    metric: f"{value:.4f}, PyTorch {compared['pytorch_metrics'][metric]:.4f}",
-                }
-            )
+            same, metric = compared["same_labels"], next(iter(compared["metrics"]))
+            difference = f"{compared['largest_logit_difference']:.1e}"
+            if same is None:
+                facts = {"largest difference": f"{difference} of the largest value"}
+            else:
+                labels = f"{same:.1%} of {compared['samples']:,}"
+                facts = {"same labels as PyTorch": labels, "largest difference": difference}
+            values = (compared[name][metric] for name in ("metrics", "pytorch_metrics"))
+            show_facts(facts | {metric: ", PyTorch ".join(map(format_number, values))})

@@ -1,11 +1,13 @@
 """Whole exports of a run."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tiny_runs import run_tiny
 
 if TYPE_CHECKING:
     from tiny_runs import Command
@@ -41,3 +43,23 @@ def test_without_the_extra_an_error_names_it(
     done = command("export", "onnx", finished_run)
     done.assert_refused(2, "onnxscript", "pip install onnx")
     assert not (finished_run / "onnx").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("label", "windows"), [("score", True), ("several", False)])
+def test_what_an_export_leaves_to_its_user_is_said(
+    label: str, windows: bool, command: "Command", tiny_folder: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    labels = {"score": lambda n: n * 1e-5, "several": lambda n: ["a|b", "b", "a"][n % 3]}
+    rows = [{"text": f"is it {n} ?", "label": labels[label](n)} for n in range(60)]
+    options = {"long_texts": "windows", "max_length": 10, "stride": 2} if windows else {}
+    run_tiny(tmp_path / "run", model=tiny_folder, data=rows, num_train_epochs=1, **options)
+    done = command("export", "onnx", tmp_path / "run", "--int8", "--verify")
+    assert done.code == 0, done.errors
+    assert ("windows of 10 tokens that overlap by 2" in done.errors) == windows
+    assert ("reaches the threshold in config.json" in done.errors) == (label == "several")
+    assert ("same labels" in done.output) == (label == "several")
+    assert ("of the largest value" in done.output) == (label == "score")
+    shown = re.findall(r"largest difference +(\S+)", done.output)
+    assert float(shown[0]) < 1e-4 < float(shown[1])  # also if the values are small
