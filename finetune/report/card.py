@@ -22,21 +22,21 @@ TREC_ID = "CogComp/trec"
 
 
 def write_cards(folder: RunFolder, results: RunResults) -> None:
-    """Write ``README.md`` next to the model of a run, and next to its adapter if there is one.
+    """Write ``README.md`` next to the weights of a run: of its model, its adapter, or both.
 
     Cards may be published, so they have only the last part of local paths.
     """
-    file, adapter = folder.adapter_folder / "adapter_config.json", None
-    if file.is_file():
+    file = folder.adapter_folder / "adapter_config.json"
+    if has_adapter := file.is_file():
         adapter = folder.read(file, dict)
         adapter["base_model_name_or_path"] = _as_code(adapter["base_model_name_or_path"])
         _write_card(folder.adapter_card_file, folder, results, adapter)
-    is_merged = folder.read_config().model.merge
-    _write_card(folder.card_file, folder, results, None if is_merged else adapter)
+    if folder.read_config().model.merge or not has_adapter:
+        _write_card(folder.card_file, folder, results)
 
 
 def _write_card(
-    file: Path, folder: RunFolder, results: RunResults, adapter: dict[str, Any] | None
+    file: Path, folder: RunFolder, results: RunResults, adapter: dict[str, Any] | None = None
 ) -> None:
     config, facts = folder.read_config(), results.facts
     options = read_trained_config(folder).model

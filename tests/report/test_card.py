@@ -1,12 +1,16 @@
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from huggingface_hub import ModelCard
+from tiny_runs import TEXTS, run_tiny
 
+import finetune
 from finetune.config.load import dump_config, load_config
 from finetune.config.schema import Config
 from finetune.report.card import write_cards
@@ -108,3 +112,91 @@ def test_models_and_data_of_the_hub_have_their_ids(
 ) -> None:
     card = card_of(model=model, data=data)
     assert (card.data.base_model, card.data.datasets) == (base_model, datasets)
+
+
+LONG = " ".join(TEXTS)
+WINDOWS = {"long_texts": "windows", "max_length": 10, "stride": 2}
+LORA = {"lora_rank": 4, "contrastive": "off"}
+
+
+def labels_of(label: str, word: str, number: int) -> dict[str, Any]:
+    """Return the label of a row, and the second text of a pair."""
+    match label:
+        case "pair":
+            return {"label": word, "text_pair": f"it is {number}"}
+        case "score":
+            return {"label": number / 7}
+        case "several":
+            return {"label": f"{word}|odd" if number % 2 else word}
+    return {"label": word}
+
+
+def read_answer(variables: dict[str, Any]) -> tuple[list[str], float]:
+    """Return the labels and the largest score, from the logits if the code computes them."""
+    if "logits" not in variables:
+        answer = variables["answer"]
+        [answer] = answer if isinstance(answer, list) else [answer]
+        return [answer["label"]], answer["score"]
+    logits, config = variables["logits"], variables["classify"].model.config
+    assert len(variables["windows"]["input_ids"]) > 1
+    if config.problem_type == "regression":
+        return ["LABEL_0"], logits.item()
+    if config.problem_type == "multi_label_classification":
+        thresholds = config.task_specific_params["text-classification"]["thresholds"]
+        scores = logits.sigmoid()
+        chosen = scores >= torch.tensor([*thresholds.values()])
+    else:
+        scores = logits.softmax(-1)
+        chosen = scores == scores.max()
+    names = [config.id2label[number] for number in chosen.nonzero().flatten().tolist()]
+    return names, scores.max().item()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("label", "options"),
+    [
+        ("word", {}),
+        ("word", {"pooling": "mean", **WINDOWS}),
+        ("word", LORA | WINDOWS | {"merge": False}),
+        ("pair", LORA),
+        ("score", WINDOWS),
+        ("score", LORA),
+        ("several", LORA | WINDOWS),
+    ],
+)
+def test_the_code_of_each_card_predicts_like_the_run(
+    label: str,
+    options: dict[str, Any],
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [
+        {"text": f"{word} is it {number} ?", **labels_of(label, word, number)}
+        for number in range(30)
+        for word in ("who", "where")
+    ]
+    monkeypatch.chdir(tiny_folder.parent)  # the card has only the name of the folder
+    run_tiny(tmp_path / "run", model=tiny_folder, data=rows, num_train_epochs=1, **options)
+    text = (LONG, "it is 7") if label == "pair" else LONG
+    [expected] = finetune.predict(tmp_path / "run", [text], device="cpu")
+    cards = [*tmp_path.glob("run/*/README.md")]
+    assert len(cards) == 1 + ("lora_rank" in options and "merge" not in options)
+    for card in cards:
+        code = "".join(re.findall(r"```python\n(.*?)```", card.read_text(), re.DOTALL))
+        code = re.sub(r"(?m)^classify\(", "answer = classify(", code)
+        code = code.replace("path/to/this/folder", str(card.parent))
+        code = code.replace("Put a text here", LONG).replace("and the second text here", "it is 7")
+        variables: dict[str, Any] = {}
+        exec(code, variables)
+        labels, score = read_answer(variables)
+        if label == "score":
+            assert score == pytest.approx(expected.value, abs=1e-4)
+        elif label == "several":
+            assert labels == expected.labels
+        else:
+            assert (labels, score) == (
+                [expected.label],
+                pytest.approx(expected.probability, abs=1e-4),
+            )
