@@ -127,7 +127,8 @@ def _report_unread_options(inputs: RunInputs, trials: Sequence[Mapping[str, Any]
 def _find_unread(inputs: RunInputs) -> dict[str, tuple[str, str]]:
     """Return the options that a run does not read, each with the reason and what else to add."""
     task, method, training = inputs.task.name, inputs.method, inputs.config.training
-    is_plain, auto_batch = not method.fits_head, "--batch-size auto"
+    is_plain, saves_steps = not method.fits_head, inputs.config.output.saves == "steps"
+    auto_batch = "--batch-size auto"
     # The pool of all folds has no validation rows yet.
     is_pool = "fold" in inputs.data.splits["train"].column_names
     is_unscored = is_plain and not is_pool and "validation" not in inputs.examples
@@ -145,6 +146,7 @@ def _find_unread(inputs: RunInputs) -> dict[str, tuple[str, str]]:
         (is_unscored, validations, "without validation rows", "--validation-fraction 0.1"),
         (task != "multi", "empty_labels", f"with --task {task}", ""),
         (training.batch_size != "auto", "memory time_limit", f"without {auto_batch}", auto_batch),
+        (not saves_steps, "save_steps", "with another --save-strategy", "--save-strategy steps"),
     )
     return {
         name: (condition, f"drop it, or add {other}" if other else "drop it")

@@ -281,10 +281,13 @@ def test_each_listed_architecture_learns_from_few_labels_by_the_mean_of_the_toke
             {
                 "contrastive": "off", "max_steps": 2, "num_train_epochs": 1.0,
                 "early_stopping_patience": 3, "validation_fraction": None,
+                "save_steps": 5, "time_limit": 60.0,
             },
             [
                 "--early-stopping-patience has no effect without validation rows",
                 "--num-train-epochs has no effect with --max-steps",
+                "--save-steps has no effect with another --save-strategy",
+                "--time-limit has no effect without --batch-size auto",
             ],
         ),
     ],
