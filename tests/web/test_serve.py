@@ -298,7 +298,7 @@ def test_short_requests_are_answered_beside_long_ones_of_clients_that_leave(star
     stopped = time.monotonic()
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 0
-    assert time.monotonic() - stopped < 3
+    assert time.monotonic() - stopped < 15  # not the 102 seconds of the accepted texts
 
 
 @pytest.mark.parametrize(
