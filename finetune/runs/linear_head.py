@@ -255,10 +255,11 @@ def measure_first(task: Task, logits: Logits, labels: Labels) -> tuple[str, Inte
     """Return the first metric with a baseline, its 95% interval on some rows, and the baseline."""
     scores = task.score(logits, labels)
     metric, baseline = next(iter(scores.baselines.items()))
-    compute = task.weighted_metrics(task.prediction_rows(logits, labels))
-    drawn = bootstrap(compute, rows=len(labels), resamples=RESAMPLES)[metric]
-    value = scores.metrics[metric]
-    return metric, metric_interval(METRICS[metric], value, len(labels), drawn), baseline
+    value, rows, resampled = scores.metrics[metric], len(labels), np.empty(0)
+    if not METRICS[metric].is_proportion:
+        compute = task.weighted_metrics(task.prediction_rows(logits, labels))
+        resampled = bootstrap(compute, rows=rows, resamples=RESAMPLES)[metric]
+    return metric, metric_interval(METRICS[metric], value, rows, resampled), baseline
 
 
 def prepare_head(config: Config, rows: Dataset, task: Task, *, samples: bool = True) -> RunInputs:
