@@ -17,9 +17,10 @@ from finetune.devices.host import gibibytes
 # A margin: the memory of two equal runs differs by 1 or 2%, and a batch size that fitted once must
 # fit again.
 _STEADY_SHARE = 0.98
-_PROCESS = Path("/proc/self")
-# On Linux, writing to this file resets the peak memory of the process.
-_CLEAR = _PROCESS / "clear_refs"
+# Some sandboxes don't have these files of Linux.
+_STATUS = Path("/proc/self/status")
+# Writing to this file resets the peak memory of the process.
+_CLEAR = Path("/proc/self/clear_refs")
 
 
 class CpuDevice(Device):
@@ -85,7 +86,7 @@ class CpuMemory(DeviceMemory):
 
     def set_memory_limit(self, budget_bytes: int) -> None:
         """Make allocations fail that would exceed a budget of resident memory, on Linux."""
-        if not _is_linux():
+        if not (_is_linux() and _STATUS.is_file()):
             return
         # Run a multi-threaded operation first, because it maps the stacks of the threads.
         torch.ones(2**20).exp_()
@@ -113,6 +114,6 @@ def _is_linux() -> bool:
 
 
 def _read_status() -> dict[str, int]:
-    """Return the sizes, in bytes, that Linux counts for this process, such as ``VmRSS``."""
-    text = (_PROCESS / "status").read_text()
+    """Return the sizes, in bytes, that Linux counts for this process, such as ``VmRSS``, if any."""
+    text = _STATUS.read_text() if _STATUS.is_file() else ""
     return {name: int(size) * 1024 for name, size in re.findall(r"(\w+):\s+(\d+) kB", text)}
