@@ -16,7 +16,6 @@ from finetune.audit.duplicates import Pairs, find_near_duplicates, normalize_row
 from finetune.config.schema import Config, DataConfig
 from finetune.data.corrections import KEEP, key_of, read_decisions
 from finetune.data.dataset import (
-    HARD,
     SPLITS,
     LoadedData,
     column_of,
@@ -33,6 +32,7 @@ from finetune.events import Info, WarningMessage, emit, stage
 from finetune.runs.linear_head import prepare_head, read_frozen_features
 from finetune.runs.several import read_out_of_fold
 from finetune.tasks.base import Labels, Logits, Task
+from finetune.tasks.labels import HARD
 from finetune.tasks.metrics import MULTI, SINGLE
 from finetune.tasks.regression import Regression
 from finetune.tasks.tables import full_text

@@ -13,7 +13,6 @@ from finetune.errors import FinetuneError
 from finetune.events import Info, WarningMessage, emit
 from finetune.ownership import OwnFolder
 from finetune.runs.folder import RunFolder, open_run_folder
-from finetune.tasks.metrics import MULTI
 from finetune.tasks.tables import format_number
 
 if TYPE_CHECKING:
@@ -48,6 +47,7 @@ def export_onnx(
     folder = open_run_folder(Path(run))
     from finetune import export
     from finetune.runs.trained import TrainedModel
+    from finetune.tasks.metrics import MULTI
 
     path = Path(output_dir).expanduser() if output_dir else folder.onnx_folder
     output = OwnFolder(path, "onnx")

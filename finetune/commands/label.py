@@ -29,7 +29,7 @@ Examples:
   finetune label texts.csv --classes refund,praise,bug
   finetune label tickets.txt --model minilm
   finetune run texts.labels.csv                     train from the labels
-  finetune label reviews.csv --suspects             decide on labels that may be wrong
+  finetune label reviews.csv --suspects             decide on doubtful labels
 """
 READING = ("text_column", "text_pair_column", "label_column", "encoding")
 OF_MODEL = ("model", "revision", "max_length", "device", "cache_dir")

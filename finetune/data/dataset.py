@@ -23,6 +23,7 @@ from finetune.devices import host
 from finetune.errors import DataError
 from finetune.events import Info, WarningMessage, emit, muted
 from finetune.tasks.base import Task
+from finetune.tasks.labels import HARD
 from finetune.tasks.metrics import MULTI, SINGLE
 
 SPLITS = ("train", "validation", "test")
@@ -32,8 +33,6 @@ DEFAULT_FRACTION = 0.1
 MIN_ROWS_TO_VALIDATE = 1_000
 # Words with digits, addresses, and punctuation: near duplicates differ only in these.
 VARIABLE = r"[\w.:/#-]*[\p{N}@][\w.@:/#-]*|[^\p{L}\p{M}\s]+"
-# Why the accuracy on most rows of finetune label says little about other texts.
-HARD = "because they are hard or differ from the others"
 
 
 @dataclass(frozen=True)

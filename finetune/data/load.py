@@ -20,7 +20,6 @@ from finetune.config.schema import HUB_PREFIX, OPTIONS, DataConfig
 from finetune.data.columns import LABEL_NAMES, NO_COLUMN, OtherData, plain_name
 from finetune.data.corrections import correct_labels, read_class_columns
 from finetune.data.dataset import (
-    HARD,
     DataSource,
     LoadedData,
     TextColumns,
@@ -44,7 +43,7 @@ from finetune.events import Info, WarningMessage, emit
 from finetune.files import file_sha256, is_there
 from finetune.tasks.base import Task
 from finetune.tasks.choose import AUTO
-from finetune.tasks.labels import listed, name_as_text
+from finetune.tasks.labels import HARD, listed, name_as_text
 from finetune.tasks.single import Single
 
 KNOWN_BY_NAME = ("trec", "questions")

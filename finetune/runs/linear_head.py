@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 
 from finetune.config.schema import MAX_ESTIMATED_ROWS, Config, TrainingConfig
-from finetune.data.dataset import HARD, LoadedData, column_of, rows_where, sample_rows
+from finetune.data.dataset import LoadedData, column_of, rows_where, sample_rows
 from finetune.devices.base import move_to_device
 from finetune.devices.select import select_device
 from finetune.errors import FinetuneError, ModelUnsupportedError
@@ -27,6 +27,7 @@ from finetune.runs.features import stored_features
 from finetune.runs.plan import make_batch_sizes, make_plan
 from finetune.runs.prepare import RunInputs, choose_method, encode_rows, load_for_training
 from finetune.tasks.base import Labels, Logits, Task
+from finetune.tasks.labels import HARD
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import MetricValue
 from finetune.tokenization.examples import Examples

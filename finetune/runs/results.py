@@ -11,11 +11,11 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from finetune.config.schema import AutoTunedOption, Mode
-from finetune.data.dataset import HARD
 from finetune.evaluation.statistics import RESAMPLES, Calibration, bootstrap, percentile_interval
 from finetune.files import SCHEMA_VERSION
 from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Task
+from finetune.tasks.labels import HARD
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import ClassScores, Scores, missed_classes, selection_score
 from finetune.tasks.tables import RunResultMixin, duration, percent, quote_name, wilson_interval

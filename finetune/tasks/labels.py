@@ -23,6 +23,8 @@ MISSING = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none")
 MISSING_CLASSES = {*MISSING, "-", "--", "?", "unknown", "missing", "n.a.", "nil", "undefined"}
 # The fractional parts of ratings in half steps.
 HALVES = {"0", "5", "00", "25", "50", "75"}
+# Why the accuracy on most rows of finetune label says little about other texts.
+HARD = "because they are hard or differ from the others"
 # Limits of lists in messages.
 MAX_LISTED, MAX_LABEL_LENGTH = 20, 60
 # Spaces, and the zero-width characters that web pages and spreadsheets leave around words.

@@ -65,6 +65,7 @@ def test_a_run_of_a_device_that_begins_to_err_keeps_no_model(
 def test_features_that_a_device_has_computed_wrongly_are_found_before_training(
     trained: dict[str, Any], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("finetune.devices.host.bf16_instructions", lambda: ["amx_bf16"])
     options = {"cache_dir": str(tmp_path / "cache"), "precision": "bf16", "max_steps": 1, **trained}
     train_prepared(prepare_on_other(tiny_folder, **options), tmp_path / "right")
     compute = FrozenLayers.features
@@ -89,6 +90,7 @@ def copy_with_precision(run: Path, folder: Path, precision: str) -> Path:
 def test_a_device_with_silent_faults_computes_in_16_bits_only_after_its_parity_check(
     passed: bool, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("finetune.devices.host.bf16_instructions", lambda: ["amx_bf16"])
     monkeypatch.setattr(precision_module, "has_parity", lambda *_, **__: passed)
     monkeypatch.setattr(trained, "select_device", lambda *_, **__: OtherDevice())
     run = RunFolder(copy_with_precision(finished_run, tmp_path / "run", "bf16"))
@@ -178,9 +180,8 @@ def test_unlabeled_texts_have_the_shapes_of_the_run(
     options = {"cache_dir": str(tmp_path / "cache"), "unlabeled": str(texts), **options}
     run = train_tiny(tmp_path / "run", model=tiny_folder, contrastive="on", **options)
     finish_run(run)
-    assert run.head
-    assert run.head.unlabeled
-    assert run.head.unlabeled["texts"] == 400
+    assert run.trainer.progress.unlabeled
+    assert run.trainer.progress.unlabeled["texts"] == 400
     assert {rows for rows, _ in shapes} == {TEXTS_PER_STEP}
     assert max(tokens for _, tokens in shapes) >= 43
     assert len(set(shapes)) <= 6

@@ -136,8 +136,11 @@ def test_features_are_reused_where_they_do_not_depend_on_what_changed(
     ids=str,
 )
 def test_features_are_computed_again_where_they_depend_on_what_changed(
-    changes: dict[str, Any], prepared_again: Callable[..., RunInputs]
+    changes: dict[str, Any],
+    prepared_again: Callable[..., RunInputs],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("finetune.devices.host.bf16_instructions", lambda: ["amx_bf16"])
     assert computes(prepared_again(**changes))
 
 

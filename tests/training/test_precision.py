@@ -111,7 +111,7 @@ def test_the_choice_and_its_reason_are_shown_and_kept(
     run, cache = tmp_path / "run", str(tmp_path / "cache")
     run_tiny(run, model=tiny_folder, cache_dir=cache, emit=events.append, **SHORT)
     assert was_emitted(
-        events, Info, "precision: bf16, because it is planted; --precision overrides it"
+        events, Info, "precision: bf16, because it is planted; precision overrides it"
     )
     results = read_json(run / "all_results.json")
     assert (results["precision"], results["precision_reason"]) == ("bf16", "it is planted")
