@@ -9,7 +9,7 @@ COVERAGE := .coverage.json
 CACHES := $(COVERAGE) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run find-batch bench doctor test test-slow test-lowest test-newest test-mps browser screenshots check types format resolve-mac constraints clean
+.PHONY: help setup demo run find-batch bench doctor test test-slow test-lowest test-newest test-mps rehearse browser screenshots check types format resolve-mac constraints clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,10 @@ test-lowest test-newest: $(BIN)/uv
 
 test-mps: setup ## Run the tests that need the GPU of a Mac; skipped on other machines
 	$(BIN)/pytest -m mps
+
+DEVICE := mps
+rehearse: setup ## Run each command on a device, and write rehearsal-mps.txt; DEVICE=cpu picks another
+	$(BIN)/python tests/rehearsal/rehearse.py --device $(DEVICE) --log rehearsal-$(DEVICE).txt
 
 browser: setup ## Install what the browser tests need; without it they are skipped
 	command -v chromium || command -v chromium-browser || command -v google-chrome || \

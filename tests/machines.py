@@ -20,6 +20,7 @@ import torch
 
 REAL_ONES = torch.ones
 REAL_READ_TEXT = Path.read_text
+REAL_RUN = subprocess.run
 
 # The answers of GitHub's hosted runners (actions/runner-images#9918 and #11899).
 VIRTUAL_MAC_TEXTS = [
@@ -184,9 +185,11 @@ def _pretend_system(machine: Machine, patch: pytest.MonkeyPatch) -> None:
 def _run(machine: Machine) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Replace ``subprocess.run`` of macOS's ``sysctl``."""
 
-    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        program, option, name = command
-        assert (machine.system, program, option) == ("Darwin", "/usr/sbin/sysctl", "-n")
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if command[0] != "/usr/sbin/sysctl":
+            return REAL_RUN(command, **options)
+        _, option, name = command
+        assert (machine.system, option) == ("Darwin", "-n")
         if name in machine.sysctls:
             return subprocess.CompletedProcess(command, 0, f"{machine.sysctls[name]}\n", "")
         return subprocess.CompletedProcess(command, 1, "", f"sysctl: unknown oid '{name}'\n")
