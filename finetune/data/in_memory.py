@@ -229,8 +229,8 @@ def _texts_of_list(texts: Any, *, reads_pairs: bool) -> Texts:
         raise not_unicode(error.object, error) from error
     except (pyarrow.ArrowException, TypeError):
         pass
-    wanted = "pairs of texts as tuples" if reads_pairs else "texts"
+    wanted = "pairs of texts as tuples" if reads_pairs else "single texts"
     raise UsageError(
-        f"{reprlib.repr(texts)}, of the type {type(texts).__name__}, is not a list of {wanted}",
-        remedy=f"pass a list of {wanted}, as the model reads them, or a table",
+        f"{reprlib.repr(texts)}, of the type {type(texts).__name__}, is not a list of texts",
+        remedy=f"pass a list of {wanted}, which the model reads, or a table",
     )

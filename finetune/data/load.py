@@ -173,8 +173,8 @@ def load_data(options: DataConfig) -> LoadedData:
     paths = [Path(name).expanduser() for name in (options.corrections, options.label_map) if name]
     if not paths:
         return loaded
-    sources = [*loaded.sources, *map(_source_of, paths)]
-    return replace(correct_labels(loaded, options), sources=sources)
+    loaded = correct_labels(loaded, options)
+    return replace(loaded, sources=[*loaded.sources, *map(_source_of, paths)])
 
 
 def load_splits(options: DataConfig, *, folds: int | None = None) -> LoadedData:
@@ -205,8 +205,8 @@ def with_few_label_texts(loaded: LoadedData, options: DataConfig) -> LoadedData:
     elif options.class_names == "auto":
         texts = _describe_classes(loaded.task.class_names, options)
         names = make_dataset(texts, loaded.task.class_names, task=loaded.task)
-    sources = dict.fromkeys([*loaded.sources, *map(_source_of, paths)])
     unlabeled = _find_unlabeled(loaded, options)
+    sources = dict.fromkeys([*loaded.sources, *map(_source_of, paths)])
     return replace(loaded, unlabeled=unlabeled, names=names, sources=[*sources])
 
 

@@ -71,5 +71,5 @@ def test_a_model_of_pairs_takes_no_single_text_nor_another_a_pair(
 ) -> None:
     command("predict", run, "who").assert_refused(2, "pairs", "'who'", "--text-pair")
     command("predict", run, "who", "what", "--text-pair", "where").assert_refused(2, "--text-pair")
-    with pytest.raises(UsageError, match="is not a list of texts"):
+    with pytest.raises(UsageError, match="single texts"):
         finetune.predict(finished_run, [("who", "what")], device="cpu")

@@ -200,7 +200,7 @@ def test_files_are_classified_by_their_path_and_not_by_their_name(
     ("texts", "words"),
     [
         ([1, 2], "[1, 2], of the type list, is not a list of texts"),
-        ([("a", "b"), ("c", "d")], "is not a list of texts pass a list of texts, as the model"),
+        ([("a", "b"), ("c", "d")], "is not a list of texts pass a list of single texts, which"),
         (pandas.DataFrame({"a": ["one text", "another"], "b": ["more text", "and more"]}),
          "pass only the texts, such as table['text']"),
         (Path("none.csv"), "there is no file none.csv"),
