@@ -77,20 +77,22 @@ class Suspects(LabelJournal):
         if [row["text"] for row in rows] != self.source.texts[0][: len(rows)]:
             remedy = "start finetune label --suspects again"
             raise DataError(f"{self.table_path} has other rows now", remedy=remedy)
-        decided = self.labels.rows
-        for number, given in enumerate(self._given):
-            if (chosen := decided.get(number)) == self._written.get(number):
-                continue
+        decided, written = self.labels.rows, self._written
+        changed = [n for n in range(len(self._given)) if decided.get(n) != written.get(n)]
+        for number in changed:
+            given, chosen = self._given[number], decided.get(number)
             if number < len(rows):
                 rows[number]["decision"] = "" if chosen is None else self._decide(given, chosen)
-                table = to_csv([*rows[0]], (row.values() for row in rows))
-                write_text_atomically(self.table_path, table)
                 continue
             if chosen is not None and len(chosen) > 1:
                 raise DataError(f"{given[0]} can become one class only", remedy="choose one")
             names.pop(given[0], None)
             if chosen is not None:
                 names[given[0]] = "" if chosen in ((), (DROP,)) else chosen[0]
+        if changed and changed[0] < len(rows):
+            table = to_csv([*rows[0]], (row.values() for row in rows))
+            write_text_atomically(self.table_path, table)
+        if changed and changed[-1] >= len(rows):
             write_text_atomically(self.map_path, to_csv(MAP_COLUMNS, names.items()))
         self._written = {**decided}
 
