@@ -42,7 +42,13 @@ def test_a_run_that_has_not_finished_has_no_report(
 
 
 @pytest.mark.parametrize(
-    "line", ["predict {} Who?", "evaluate {}", "export onnx {}", "push {} a/b --dry-run"]
+    "line",
+    [
+        "predict {} Who?",
+        "evaluate {}",
+        pytest.param("export onnx {}", marks=pytest.mark.slow),
+        "push {} a/b --dry-run",
+    ],
 )
 def test_a_model_card_with_words_of_the_user_stops_no_command(
     line: str, command: Command, moved_run: Path

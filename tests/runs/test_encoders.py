@@ -103,9 +103,14 @@ POOLED: dict[str, tuple[str, str | None]] = {
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        *((model, LORA | {"merge": False}) for model in POOLED),
-        *((model, {"max_steps": 2}) for model in POOLED if model.endswith(("late", "xlnet"))),
-        *((model, {"freeze_core": True}) for model in POOLED if model.endswith(("late", "xlnet"))),
+        ("modernbert, mean", LORA | {"merge": False}),
+        *(
+            pytest.param(model, options, marks=pytest.mark.slow)
+            for model in POOLED
+            for options in (LORA | {"merge": False}, {"max_steps": 2}, {"freeze_core": True})
+            if (model.endswith(("late", "xlnet")) or "merge" in options)
+            and model != "modernbert, mean"
+        ),
     ],
 )
 def test_the_pooling_of_a_run_is_saved_and_repeated(
