@@ -179,7 +179,7 @@ def be_machine(name: str, folder: Path, model: Path) -> Stage:
     """Make this process and its children see a machine, and return where its commands run."""
     from rehearsal import stand_ins
 
-    from finetune.batch_finder import trials
+    from finetune.batch_finder import trial_model, trials
 
     rehearsal = stand_ins.REHEARSALS[name]
     programs = folder / "programs"
@@ -197,6 +197,8 @@ def be_machine(name: str, folder: Path, model: Path) -> Stage:
         stand_ins.MACHINE: name,
     }
     stand_ins.be_on(rehearsal)
+    # Nobody reads the speeds, which take a second each.
+    trial_model._MIN_TIMED_SECONDS = 0.05
     trials.subprocess = SimpleNamespace(  # type: ignore[assignment]
         Popen=ForkedModule, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
     )
