@@ -107,7 +107,7 @@ BRANCHES = tuple(Branch(*values) for values in (
     ("distributed", "broadcast_object_list(values)", _TWO_CPUS, _RUN),
     ("distributed", "gather_object([value])", _TWO_CPUS, _RUN),
     ("doctor.checkup", 'name = f"macOS', _MAC, "doctor"),
-    ("runs.checkpoint", "is_alone = distributed.world_size() == 1", _TWO_CPUS, "run"),
+    ("runs.linear_head", "limit = max(int(MAX_WORK / work)", _CPU, "data audit"),
     ("runs.manifest", "count = distributed.world_size()", _TWO_CPUS, _RUN),
     ("runs.plan", "shapes = replace(shapes, max_shapes=", _MAC, "run --freeze-core"),
     ("runs.plan", "examples = min(examples, _rows_per_step(", _TWO_CPUS, _RUN),
@@ -123,6 +123,7 @@ BRANCHES = tuple(Branch(*values) for values in (
     ("training.precision", 'reason = "has passed the parity test"', _BIG_MAC, _RUN),
     ("training.precision", 'parity = f"finetune doctor --parity', _MAC, _RUN),
     ("training.precision", "return _NO_INSTRUCTIONS if is_slow(", _CPU, _RUN),
+    ("training.precision", "choice = _time_layer(", "cpu-with-bf16", "run"),
     ("training.trainer", "batches = longest_first(batches)", _NVIDIA, _RUN),
     ("training.trainer", "flat_gradients = flatten(gradients_of(", _TWO_CPUS, _RUN),
     ("evaluation.predict", "count = distributed.world_size()", _TWO_CPUS, _RUN),
@@ -133,7 +134,7 @@ UNCOVERED = {
     "devices.cpu": "the peak of a run on the CPU of a Mac: tests/devices/test_cpu.py",
     "devices.captured": "CUDA graphs need a GPU: tests/devices/test_cuda_graphs.py",
     "training.optimizers": "a tensor of learning rates is for CUDA graphs, on a GPU: the same file",
-    "runs.linear_head": "large tables are sampled on a CPU: tests/runs/test_linear_head.py",
+    "runs.checkpoint": "the best step of several ranks: tests/runs/test_processes.py",
     "runs.run": "a failing run saves unless others train with it: tests/commands/test_torchrun.py",
 }
 # The names of what makes code depend on the machine.

@@ -177,6 +177,7 @@ def import_everything() -> None:
 
 def be_machine(name: str, folder: Path, model: Path) -> Stage:
     """Make this process and its children see a machine, and return where its commands run."""
+    from huggingface_hub import constants
     from rehearsal import stand_ins
 
     from finetune.batch_finder import trial_model, trials
@@ -197,6 +198,9 @@ def be_machine(name: str, folder: Path, model: Path) -> Stage:
         stand_ins.MACHINE: name,
     }
     stand_ins.be_on(rehearsal)
+    # The import read these from the variables of this process. Each machine has its own cache.
+    constants.HF_HUB_CACHE = str(folder / "cache" / "hub")
+    constants.HF_ASSETS_CACHE = str(folder / "cache" / "assets")
     # Nobody reads the speeds, which take a second each.
     trial_model._MIN_TIMED_SECONDS = 0.05
     trials.subprocess = SimpleNamespace(  # type: ignore[assignment]
