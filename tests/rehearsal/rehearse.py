@@ -180,6 +180,8 @@ def be_machine(name: str, folder: Path, model: Path) -> Stage:
     from huggingface_hub import constants
     from rehearsal import stand_ins
 
+    from huggingface_hub import constants
+
     from finetune.batch_finder import trial_model, trials
 
     rehearsal = stand_ins.REHEARSALS[name]
