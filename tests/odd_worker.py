@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 
-from finetune.batch_finder.trials import connect_to_parent
+from finetune.batch_finder import trials
 from finetune.events import Trial
 
 KILLED, ABORTED, ABORTED_FOR_MEMORY, SEGFAULT, HANGS, FAILS, NO_MEMORY, EXITS = range(101, 109)
@@ -13,6 +13,8 @@ GROWS, SPEAKS_OF_MEMORY, KNOWS_NO_PEAK = range(109, 112)
 BUDGET_BYTES = 64 * 2**20
 # Variable with the folder in which the parent leaves a file after it measures a child.
 LOOKS = "LOOKS_AT_MEMORY"
+# Variable that is set where forks are not safe.
+NO_FORK = "NO_FORK"
 
 METAL_TEXT = (
     "Error: command buffer exited with error status.\n\tThe Metal Performance Shaders operations "
@@ -76,7 +78,9 @@ def train(size: int) -> Trial:
 
 
 if __name__ == "__main__":
-    receive, reply = connect_to_parent()
+    if NO_FORK in os.environ:
+        trials.can_fork = lambda: False
+    receive, reply = trials.connect_to_parent()
     *_, budget_bytes = receive()
     if budget_bytes is None:
         reply(BUDGET_BYTES)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from pydantic import TypeAdapter
 
 from finetune.batch_finder.results import Case, Part, Result
-from finetune.batch_finder.trials import TrialRunner
+from finetune.batch_finder.trials import TrialRunner, TrialServer
 from finetune.config.load import parse_size
 from finetune.config.schema import SearchConfig
 from finetune.devices.base import Device
@@ -268,6 +268,7 @@ def find(
     case: Case,
     device: Device,
     options: SearchConfig,
+    server: TrialServer,
     *,
     limit: int,
     first: int | None = None,
@@ -290,7 +291,7 @@ def find(
         with suppress(OSError, ValueError):
             cached = TypeAdapter(Result).validate_json(file.read_bytes())
     with TrialRunner(
-        case, device, limit_bytes=limit_bytes, timeout_seconds=options.time_limit
+        case, device, server, limit_bytes=limit_bytes, timeout_seconds=options.time_limit
     ) as runner:
         budget_bytes = runner.budget_bytes()
         if cached:

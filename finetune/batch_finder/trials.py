@@ -3,9 +3,11 @@
 The parent uses ``TrialRunner``, the child runs ``serve``. The first request is a case with its
 memory limit and the budget. For the first child the budget is None; its first reply is the budget.
 Later requests are batch sizes. A reply is a trial, or the arguments of ``ModelUnsupportedError``.
+The child of a server first sends its id, and the server sends its exit code at its end.
 """
 
 import ctypes
+import importlib
 import os
 import platform
 import queue
@@ -15,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -27,6 +30,7 @@ import psutil
 
 from finetune.batch_finder.results import Case
 from finetune.devices.host import (
+    can_fork,
     gibibytes,
     keep_freed_memory,
     process_bytes,
@@ -43,8 +47,6 @@ if TYPE_CHECKING:
 _SAMPLE_SECONDS = 0.02
 # The state of the machine changes more slowly, and takes longer to read.
 _HOST_SAMPLE_SECONDS = 0.25
-# Child processes to keep ready: most searches need three or four within a few seconds.
-_SPARES = 2
 _MAX_ERROR_BYTES = 10_000
 # A process that holds a GPU's memory takes a while to end.
 _END_SECONDS = 30
@@ -60,64 +62,112 @@ class _StoppedError(Exception):
         self.status, self.reason = status, reason
 
 
-class Child:
-    """A module, run in its own session, so that Ctrl-C only reaches the parent.
+class TrialServer:
+    """A process that forks the child processes of trials, one at a time.
 
-    Under torchrun it inherits the variables of its parent's rank, and so uses the same GPU.
+    Before the first, it imports what they need, which takes seconds. Where forks are not safe, it
+    becomes the child itself, and each further child starts another server.
+
+    It runs in its own session, so that Ctrl-C only reaches the parent. Under torchrun it inherits
+    the variables of its parent's rank, and so uses the same GPU. Use it from one thread, because
+    Linux ends it when the thread that started it ends.
     """
 
-    def __init__(self, module: str) -> None:
-        # In append mode, reading does not move the place that the child writes to.
-        self._errors = tempfile.TemporaryFile("a+b")  # noqa: SIM115
-        self.connection, childs_end = Pipe()
-        with childs_end:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(childs_end.fileno())],
+    def __init__(self, module: str = "finetune.batch_finder.trials") -> None:
+        self._module = module
+        self._process: subprocess.Popen[bytes] | None = None
+        # The id of the child, and of the server until the child has sent its own.
+        self.child_id: int | None = None
+        self._exit_code: int | None = None
+
+    def __enter__(self) -> "TrialServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end_child()
+        self._end()
+
+    def start_child(self, request: tuple[object, ...]) -> None:
+        """Start a child with its first request."""
+        if not self._process or self._process.poll() is not None:
+            self._end()
+            self._process = self._start()
+        self.child_id, self._exit_code = self._process.pid, None
+        self.send(request)
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._connection, servers_end = Pipe()
+        with servers_end:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", self._module, str(servers_end.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
                 stderr=self._errors,
-                pass_fds=[childs_end.fileno()],
+                pass_fds=[servers_end.fileno()],
                 start_new_session=True,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
             )
-        self.process_id = self._process.pid
 
     def send(self, request: object) -> None:
         """Send an object to the child, unless it has ended."""
         with suppress(BrokenPipeError):
-            self.connection.send(request)
+            self._connection.send(request)
 
-    def kill(self) -> None:
-        """Kill the child and the processes that it started."""
-        # For a child that ended and was not reaped yet, macOS reports "Operation not permitted".
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process_id, signal.SIGKILL)
-        self._process.kill()
-        self._process.wait()
-        self.connection.close()
-        self._errors.close()
+    def receive(self, timeout_seconds: float | None) -> Any:
+        """Return the child's next reply, or None if there is none yet; EOFError if it has ended."""
+        assert self._process
+        try:
+            reply = self._connection.recv() if self._connection.poll(timeout_seconds) else None
+        except (EOFError, OSError):
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_SECONDS)
+            reply = self._process.pid, self._process.returncode
+        if not isinstance(reply, tuple):
+            return reply
+        self.child_id, self._exit_code = reply
+        if self._exit_code is not None:
+            raise EOFError
+        return None
+
+    def end_child(self) -> None:
+        """Kill the child and the processes that it started, if there is one."""
+        with suppress(EOFError):
+            while self.child_id is not None:
+                # For a child that ended and was not reaped yet, macOS reports "Operation not
+                # permitted".
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.child_id, signal.SIGKILL)
+                if self._exit_code is not None:
+                    break
+                self.receive(None)
+        self.child_id = None
 
     def ending(self) -> str:
-        """Wait a while for the end of the child; return it, such as ``was killed by SIGSEGV``."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
-        status = self._process.returncode
-        if status is None or status >= 0:
-            return f"ended with exit code {status}"
-        return f"was killed by {signal.Signals(-status).name}"
+        """Return how the child ended, such as ``was killed by SIGSEGV``."""
+        if self._exit_code is None or self._exit_code >= 0:
+            return f"ended with exit code {self._exit_code}"
+        return f"was killed by {signal.Signals(-self._exit_code).name}"
 
     def error_lines(self) -> list[str]:
         """Return the last lines that the child has printed."""
-        size_bytes = self._errors.seek(0, os.SEEK_END)
-        self._errors.seek(max(0, size_bytes - _MAX_ERROR_BYTES))
-        text = self._errors.read().decode(errors="replace")
+        file = self._errors.fileno()
+        skipped_bytes = max(0, os.fstat(file).st_size - _MAX_ERROR_BYTES)
+        # Unlike a seek, this does not move the place that the child writes to.
+        text = os.pread(file, _MAX_ERROR_BYTES, skipped_bytes).decode(errors="replace")
         return [line.strip() for line in text.splitlines() if line.strip()]
+
+    def _end(self) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+            self._connection.close()
+            self._errors.close()
 
 
 class TrialRunner:
     """Tries batch sizes in a child process, and in a new child after each failure.
 
-    Use it from one thread, because Linux ends a child when the thread that started it ends.
     ``timeout_seconds`` limits each trial and the start of its process.
     """
 
@@ -125,16 +175,14 @@ class TrialRunner:
         self,
         case: Case,
         device: "Device",
+        server: TrialServer,
         *,
         limit_bytes: int | None,
         timeout_seconds: float,
-        module: str = "finetune.batch_finder.trials",
     ) -> None:
-        self.case, self.device, self.module = case, device, module
+        self.case, self.device, self.server = case, device, server
         self.limit_bytes, self.timeout_seconds = limit_bytes, timeout_seconds
         self._budget_bytes: int | None = None
-        self._child: Child | None = None
-        self._spares: list[Child] = []
         self._has_trained = False
         # The highest sample of the memory of the child in this trial.
         self._peak_bytes = 0
@@ -143,15 +191,14 @@ class TrialRunner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end_child()
-        while self._spares:
-            self._spares.pop().kill()
+        self.server.end_child()
 
     def budget_bytes(self) -> int:
         """Return the memory that each trial may hold, which the first child measures."""
         if self._budget_bytes is None:
             try:
-                self._budget_bytes = int(self._await_reply(self._start_child()))
+                self._start_child()
+                self._budget_bytes = int(self._await_reply())
             except _StoppedError as stop:
                 raise FinetuneError(
                     f"the process of the batch finder can't start: {stop.reason}",
@@ -164,20 +211,21 @@ class TrialRunner:
         started = time.perf_counter()
         self.budget_bytes()
         if new_process and self._has_trained:
-            self._end_child()
-        child = self._child or self._start_child()
+            self.server.end_child()
+        if self.server.child_id is None:
+            self._start_child()
         self._has_trained = True
-        child.send(batch_size)
+        self.server.send(batch_size)
         try:
-            trial: Trial = self._await_reply(child)
+            trial: Trial = self._await_reply()
             if trial.status == "fits":
                 self._check_budget(trial.peak_bytes or self._peak_bytes)
-                if line := self._find_oom_message(child):
+                if line := self._find_oom_message():
                     raise _StoppedError("too_big", line)
         except _StoppedError as stop:
             trial = Trial(batch_size, stop.status, reason=stop.reason)
         if trial.status != "fits":
-            self._end_child()
+            self.server.end_child()
         trial = replace(
             trial,
             batch_size=batch_size,
@@ -188,38 +236,26 @@ class TrialRunner:
         emit(trial)
         return trial
 
-    def _start_child(self) -> Child:
-        child = self._spares.pop(0) if self._spares else Child(self.module)
-        self._child, self._has_trained = child, False
-        # Importing PyTorch can take ten seconds, so the next children start now. On a device that
-        # shares the memory of the machine they would take memory from the child that trains.
-        while len(self._spares) < _SPARES and not self.device.memory.is_shared:
-            self._spares.append(Child(self.module))
-        child.send((self.case, self.limit_bytes, self._budget_bytes))
-        return child
+    def _start_child(self) -> None:
+        self._has_trained = False
+        self.server.start_child((self.case, self.limit_bytes, self._budget_bytes))
 
-    def _end_child(self) -> None:
-        if self._child:
-            self._child.kill()
-            self._child = None
-
-    def _await_reply(self, child: Child) -> Any:
+    def _await_reply(self) -> Any:
         """Return the child's next reply; raise _StoppedError if it ends or exceeds a limit."""
         self._peak_bytes = 0
         swapped_bytes = psutil.swap_memory().used
         started = host_sampled = time.perf_counter()
         while True:
             try:
-                has_reply = child.connection.poll(_SAMPLE_SECONDS)
-                reply = child.connection.recv() if has_reply else None
-            except (EOFError, OSError):
-                raise self._explain_end(child) from None
+                reply = self.server.receive(_SAMPLE_SECONDS)
+            except EOFError:
+                raise self._explain_end() from None
             if isinstance(reply, dict):
                 raise ModelUnsupportedError(**reply)
             if reply is not None:
                 return reply
-            if self.device.memory.is_shared:
-                reserved_bytes = process_bytes(child.process_id)
+            if self.device.memory.is_shared and self.server.child_id:
+                reserved_bytes = process_bytes(self.server.child_id)
                 self._peak_bytes = max(self._peak_bytes, reserved_bytes)
                 self._check_budget(reserved_bytes)
             now = time.perf_counter()
@@ -235,31 +271,30 @@ class TrialRunner:
         if self._budget_bytes is not None and reserved_bytes > self._budget_bytes:
             raise _StoppedError("too_big", f"it used more than {gibibytes(self._budget_bytes)}")
 
-    def _explain_end(self, child: Child) -> _StoppedError:
-        ending = f"the process {child.ending()}"
-        if line := self._find_oom_message(child):
+    def _explain_end(self) -> _StoppedError:
+        ending = f"the process {self.server.ending()}"
+        if line := self._find_oom_message():
             return _StoppedError("too_big", f"{ending}: {line}")
         if ending.endswith("SIGKILL"):
             reason = f"{ending}, which the system does when memory runs out"
             return _StoppedError("too_big", reason)
-        *_, last_line = ["it wrote no error", *child.error_lines()]
+        *_, last_line = ["it wrote no error", *self.server.error_lines()]
         return _StoppedError("failed", f"{ending}: {last_line}")
 
-    def _find_oom_message(self, child: Child) -> str | None:
-        texts = self.device.memory.out_of_memory_texts
-        return next(
-            (line for line in child.error_lines() if any(text in line for text in texts)), None
-        )
+    def _find_oom_message(self) -> str | None:
+        texts, lines = self.device.memory.out_of_memory_texts, self.server.error_lines()
+        return next((line for line in lines if any(text in line for text in texts)), None)
 
 
-def connect_to_parent() -> tuple[Callable[[], Any], Callable[[object], None]]:
-    """Connect to the parent; return a function that waits for a request, and one that replies.
+def connect_to_parent(*needed_modules: str) -> tuple[Callable[[], Any], Callable[[object], None]]:
+    """Become a child; return a function that waits for a request, and one that replies.
 
-    The process ends with its parent.
+    Where forks are safe, this process becomes the server, which imports the modules and ends with
+    its parent, and the function returns in each child, which ends with both.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_parent()
     if platform.system() == "Linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         # If a sandbox forbids this, the watching parent and the memory limit remain.
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
@@ -268,6 +303,10 @@ def connect_to_parent() -> tuple[Callable[[], Any], Callable[[object], None]]:
     reduce_gc_frequency()
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    if can_fork():
+        for module in needed_modules:
+            importlib.import_module(module)
+        requests.put(_fork_child(connection))
 
     def read_requests() -> None:
         with suppress(EOFError, OSError):
@@ -279,9 +318,40 @@ def connect_to_parent() -> tuple[Callable[[], Any], Callable[[object], None]]:
     return requests.get, connection.send
 
 
+def _fork_child(connection: "Connection[Any, Any]") -> object:
+    """Fork a child for each first request of the parent; in the child, return the request."""
+    while True:
+        request = connection.recv()
+        if not isinstance(request, tuple):
+            continue  # a batch size that the last child did not live to read
+        # Forget what the last child has printed.
+        os.ftruncate(sys.stderr.fileno(), 0)
+        os.lseek(sys.stderr.fileno(), 0, os.SEEK_SET)
+        with warnings.catch_warnings():
+            # NumPy has started threads, but they hold no lock while this process waits.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child_id = os.fork()
+        if child_id == 0:
+            # A group of its own, which the parent can kill.
+            os.setpgid(0, 0)
+            _end_with_parent()
+            connection.send((os.getpid(), None))
+            return request
+        _, status = os.waitpid(child_id, 0)
+        connection.send((child_id, os.waitstatus_to_exitcode(status)))
+
+
+def _end_with_parent() -> None:
+    """Ask Linux to kill this process when its parent ends."""
+    if platform.system() == "Linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def serve() -> None:
     """Serve the parent until it closes the connection."""
-    receive, reply = connect_to_parent()
+    receive, reply = connect_to_parent(
+        "finetune.batch_finder.trial_model", "finetune.devices.select"
+    )
     # These imports take seconds.
     from finetune.batch_finder.trial_model import build_trial_model, measure
     from finetune.devices.select import select_device

@@ -88,6 +88,7 @@ def _find(
     from finetune.batch_finder.estimate import estimate
     from finetune.batch_finder.results import Case, architecture_of
     from finetune.batch_finder.search import find, find_parts, memory_limit_bytes
+    from finetune.batch_finder.trials import TrialServer
     from finetune.model.load import load_shape, max_positions
     from finetune.model.mean_pooling import pool_shape_by_mean
     from finetune.model.tensor_store import cache_folder
@@ -99,35 +100,37 @@ def _find(
     has_mean_layer = model.pooling == "mean" and pool_shape_by_mean(shape)  # adds a layer
     if mac:
         mac = replace(mac, limit_bytes=memory_limit_bytes(config.search))
-    for device, precision in _devices(config, mac, hidden_size=shape.hidden_size):
-        longest = device.shapes.padded_length(tokens)
-        find_part: Callable[[Case], Result] = partial(
-            find,
-            device=device,
-            options=config.search,
-            limit=limit or rows,
-            cache=cache_folder(config.cache, "batches"),
-            is_fresh=is_fresh,
-        )
-        if mac:
-            find_part = partial(estimate, mac=mac, limit=limit or rows)
-        action = f"estimating on {mac.name}" if mac else f"searching on {device.name}"
-        for mode in _modes(model.mode):
-            case = Case(
-                device.name,
-                architecture_of(shape.to_dict()),
-                classes=outputs,
-                mode=mode,
-                padded_length=min(longest, max_positions(shape) or longest),
-                precision=precision,
-                gradient_checkpointing=bool(training.gradient_checkpointing)
-                and mode.trains_encoder,
-                task=task,
-                has_mean_layer=has_mean_layer,
-                lora=(model.lora or DEFAULT_LORA) if mode.is_lora else None,
+    with TrialServer() as server:
+        for device, precision in _devices(config, mac, hidden_size=shape.hidden_size):
+            longest = device.shapes.padded_length(tokens)
+            find_part: Callable[[Case], Result] = partial(
+                find,
+                device=device,
+                options=config.search,
+                server=server,
+                limit=limit or rows,
+                cache=cache_folder(config.cache, "batches"),
+                is_fresh=is_fresh,
             )
-            is_stored = stores_features(config.cache, mode)
-            yield find_parts(case, find_part, stores_features=is_stored, action=action)
+            if mac:
+                find_part = partial(estimate, mac=mac, limit=limit or rows)
+            action = f"estimating on {mac.name}" if mac else f"searching on {device.name}"
+            for mode in _modes(model.mode):
+                case = Case(
+                    device.name,
+                    architecture_of(shape.to_dict()),
+                    classes=outputs,
+                    mode=mode,
+                    padded_length=min(longest, max_positions(shape) or longest),
+                    precision=precision,
+                    gradient_checkpointing=bool(training.gradient_checkpointing)
+                    and mode.trains_encoder,
+                    task=task,
+                    has_mean_layer=has_mean_layer,
+                    lora=(model.lora or DEFAULT_LORA) if mode.is_lora else None,
+                )
+                is_stored = stores_features(config.cache, mode)
+                yield find_parts(case, find_part, stores_features=is_stored, action=action)
 
 
 def _devices(

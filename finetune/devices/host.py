@@ -83,6 +83,14 @@ def is_mac() -> bool:
     return platform.system() == "Darwin"
 
 
+def can_fork() -> bool:
+    """Return whether a process may fork after it has imported PyTorch, before it uses a device.
+
+    On macOS, Metal and Accelerate abort or hang in a forked process (python/cpython#77906).
+    """
+    return not is_mac()
+
+
 def is_under_rosetta() -> bool:
     """Return whether this Python runs as a program for Intel on a Mac with Apple silicon."""
     return is_mac() and read_sysctl("sysctl.proc_translated") == "1"

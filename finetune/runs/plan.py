@@ -13,6 +13,7 @@ import numpy as np
 from finetune import distributed
 from finetune.batch_finder.results import Case, Result, architecture_of
 from finetune.batch_finder.search import find
+from finetune.batch_finder.trials import TrialServer
 from finetune.config.schema import (
     OPTIONS,
     Config,
@@ -203,11 +204,11 @@ def _search_batch_sizes(inputs: RunInputs, plan: Plan) -> Plan:
     cache = cache_folder(config.cache, "batches")
     rows_per_step = _rows_per_step(inputs, plan)
 
-    def search(case: Case, largest: int = rows_per_step) -> Result:
+    def search(case: Case, size: int = rows_per_step) -> Result:
         with distributed.alone():
-            return find(case, device, config.search, limit=largest, first=largest, cache=cache)
+            return find(case, device, config.search, server, limit=size, first=size, cache=cache)
 
-    with stage("batch size"):
+    with stage("batch size"), TrialServer() as server:
         emit(Info("searching for the batch size"))
         case = Case(
             device.name,

@@ -8,6 +8,7 @@ import pytest
 
 from finetune.batch_finder import search
 from finetune.batch_finder.results import Case
+from finetune.batch_finder.trials import TrialServer
 from finetune.devices.base import Device
 from finetune.errors import ModelUnsupportedError
 from finetune.events import Trial, emit
@@ -102,7 +103,7 @@ class SimulatedRunner:
     cases: list[Case] = field(default_factory=list)
 
     def __call__(
-        self, case: Case, device: Device, *, limit_bytes: int | None, **_: Any
+        self, case: Case, device: Device, _: TrialServer, *, limit_bytes: int | None, **__: Any
     ) -> "SimulatedRunner":
         self.cases.append(case)
         if case.gradient_checkpointing:

@@ -18,6 +18,7 @@ from tiny_models import tiny_case
 
 from finetune.batch_finder.results import Result
 from finetune.batch_finder.search import find, find_parts
+from finetune.batch_finder.trials import TrialServer
 from finetune.config.schema import Mode, SearchConfig
 from finetune.devices.base import BatchShapes
 from finetune.devices.cpu import CpuDevice
@@ -26,7 +27,12 @@ from finetune.events import Event, Info, Trial, sent_to
 
 __all__ = ["runner"]
 CASE = tiny_case()
-SEARCH = {"device": CpuDevice(), "options": SearchConfig(time_limit=60.0), "limit": 1000}
+SEARCH = {
+    "device": CpuDevice(),
+    "options": SearchConfig(time_limit=60.0),
+    "server": TrialServer(),
+    "limit": 1000,
+}
 
 
 def device_with(**changes: Any) -> CpuDevice:

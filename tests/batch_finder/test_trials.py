@@ -15,50 +15,64 @@ import pytest
 from tiny_models import tiny_case
 
 from finetune.batch_finder import trials as trials_module
-from finetune.batch_finder.trials import TrialRunner
+from finetune.batch_finder.trials import TrialRunner, TrialServer
 from finetune.devices import host
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.device import MpsDevice
+from finetune.errors import FinetuneError
 
 TINY = tiny_case()
 TRY_AND_HANG = """
 import sys
 from odd_worker import HANGS
 from finetune.batch_finder.results import Case
-from finetune.batch_finder.trials import TrialRunner
+from finetune.batch_finder.trials import TrialRunner, TrialServer
 from finetune.devices.cpu import CpuDevice
 from finetune.config.schema import Mode
 
 case = Case("cpu", {}, 6, Mode("full"), 16)
-with TrialRunner(
-    case, CpuDevice(), limit_bytes=None, timeout_seconds=600, module="odd_worker"
-) as runner:
+with (
+    TrialServer("odd_worker") as server,
+    TrialRunner(case, CpuDevice(), server, limit_bytes=None, timeout_seconds=600) as runner,
+):
     runner.budget_bytes()
     print("begun", flush=True)
     runner.run(HANGS)
 """
 
 
-def odd_runner(device: Device | None = None) -> TrialRunner:
-    return TrialRunner(
-        TINY, device or CpuDevice(), limit_bytes=None, timeout_seconds=30, module="odd_worker"
-    )
+def odd_runner(server: TrialServer, device: Device | None = None) -> TrialRunner:
+    return TrialRunner(TINY, device or CpuDevice(), server, limit_bytes=None, timeout_seconds=30)
 
 
-@pytest.fixture
-def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRunner]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialServer]:
     """Its children keep memory until the parent has measured it."""
-    numbers = count()
+    looks, numbers = tmp_path_factory.mktemp("looks"), count()
 
     def process_bytes(process_id: int) -> int:
         reserved_bytes = host.process_bytes(process_id)
-        (tmp_path / str(next(numbers))).touch()
+        (looks / str(next(numbers))).touch()
         return reserved_bytes
 
-    monkeypatch.setattr(trials_module, "process_bytes", process_bytes)
-    monkeypatch.setenv(odd_worker.LOOKS, str(tmp_path))
-    with odd_runner() as runner:
+    with pytest.MonkeyPatch.context() as patch, TrialServer("odd_worker") as server:
+        patch.setattr(trials_module, "process_bytes", process_bytes)
+        patch.setenv(odd_worker.LOOKS, str(looks))
+        yield server
+
+
+@pytest.fixture
+def runner(server: TrialServer) -> Iterator[TrialRunner]:
+    with odd_runner(server) as runner:
+        yield runner
+
+
+@pytest.fixture
+def no_fork(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRunner]:
+    """Runs trials as on a system where forks are not safe."""
+    monkeypatch.setenv(odd_worker.NO_FORK, "1")
+    with TrialServer("odd_worker") as server, odd_runner(server) as runner:
         yield runner
 
 
@@ -95,41 +109,69 @@ def test_a_trial_reports_how_it_ended(
         assert trial.peak_bytes == 1000 * size
 
 
-def test_a_child_is_used_again_until_it_fails_or_a_new_one_is_wanted(runner: TrialRunner) -> None:
+@pytest.mark.parametrize("name", ["runner", "no_fork"])
+def test_a_child_is_used_again_until_it_fails_or_a_new_one_is_wanted(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    runner: TrialRunner = request.getfixturevalue(name)
     first, second = (runner.run(size).examples_per_second for size in (1, 2))
     assert first == second
-    runner.run(odd_worker.SEGFAULT)
+    failed = runner.run(odd_worker.ABORTED)
+    assert "was killed by SIGABRT: -[MTLDebugDevice newBuffer]" in failed.reason
     third = runner.run(3).examples_per_second
     fourth = runner.run(3, new_process=True).examples_per_second
     assert len({first, third, fourth}) == 3
-    assert len(children()) == 1
+    assert runner.server.child_id == fourth
+    assert not {first, third} & set(children())
+
+
+def test_a_server_that_is_killed_is_replaced(runner: TrialRunner) -> None:
+    runner.budget_bytes()
+    [server] = psutil.Process().children()
+    server.kill()
+    trial = runner.run(odd_worker.HANGS)
+    assert (trial.status, "SIGKILL" in trial.reason) == ("too_big", True)
+    assert runner.run(7).status == "fits"
+
+
+def test_a_process_that_can_not_start_is_reported() -> None:
+    message = "ended with exit code 1: .*No module named no_such_module"
+    with (
+        TrialServer("no_such_module") as server,
+        odd_runner(server) as runner,
+        pytest.raises(FinetuneError, match=message),
+    ):
+        runner.run(7)
 
 
 def test_a_child_that_hangs_is_ended_after_the_time_limit(
     runner: TrialRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner.budget_bytes()
+    child_id = runner.server.child_id
+    assert child_id in children()
     clock = count(step=10.0)
     monkeypatch.setattr(trials_module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     trial = runner.run(odd_worker.HANGS)
-    assert children() == []
+    assert child_id not in children()
     assert (trial.status, trial.reason) == ("timed_out", "the trial took longer than 30 s")
 
 
-def test_a_size_is_too_big_if_metal_only_writes_that_memory_did_not_suffice() -> None:
-    with odd_runner(device=MpsDevice(chip="Apple M2")) as runner:
-        trial = runner.run(odd_worker.SPEAKS_OF_MEMORY)
-    assert trial.status == "too_big"
-    assert "Insufficient Memory" in trial.reason
-
-
-def test_a_child_uses_the_gpu_of_its_rank(
-    runner: TrialRunner, monkeypatch: pytest.MonkeyPatch
+def test_a_size_is_too_big_if_metal_only_writes_that_memory_did_not_suffice(
+    server: TrialServer,
 ) -> None:
+    with odd_runner(server, device=MpsDevice(chip="Apple M2")) as runner:
+        trial = runner.run(odd_worker.SPEAKS_OF_MEMORY)
+        assert trial.status == "too_big"
+        assert "Insufficient Memory" in trial.reason
+        assert runner.run(7).status == "fits"
+
+
+def test_a_child_uses_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
-    runner.budget_bytes()
-    [child] = children()
-    assert psutil.Process(child).environ()["LOCAL_RANK"] == "1"
+    with TrialServer("odd_worker") as server, odd_runner(server) as runner:
+        runner.budget_bytes()
+        assert psutil.Process(server.child_id).environ()["LOCAL_RANK"] == "1"
 
 
 @pytest.mark.slow
@@ -145,16 +187,21 @@ def test_a_child_does_not_outlive_its_parent(number: signal.Signals) -> None:
     ) as parent:
         assert parent.stdout
         assert parent.stdout.readline() == "begun\n"
-        [child] = psutil.Process(parent.pid).children()
+        processes = psutil.Process(parent.pid).children(recursive=True)
+        assert len(processes) == 2
         parent.send_signal(number)
         _, errors = parent.communicate(timeout=60)
         assert ("KeyboardInterrupt" in errors) == (number is signal.SIGINT)
-        child.wait(timeout=60)
+        _, alive = psutil.wait_procs(processes, timeout=60)
+        assert alive == []
 
 
 @pytest.mark.slow
 def test_a_tiny_model_trains_within_its_limit_and_gets_no_memory_beyond() -> None:
-    with TrialRunner(TINY, CpuDevice(), limit_bytes=3 * 2**29, timeout_seconds=60) as runner:
+    with (
+        TrialServer() as server,
+        TrialRunner(TINY, CpuDevice(), server, limit_bytes=3 * 2**29, timeout_seconds=60) as runner,
+    ):
         small = runner.run(2)
         assert small.status == "fits"
         assert 0 < (small.peak_bytes or 0) < runner.budget_bytes()
