@@ -78,6 +78,7 @@ BRANCHES = tuple(Branch(*values) for values in (
     ("batch_finder.search", "share = available_bytes() // ranks", _TWO_CPUS, _AUTO),
     ("batch_finder.trial_model", "steps = 1 if device.is_reference", _CPU, _FIND),
     ("batch_finder.trials", "reserved_bytes = process_bytes(", _MAC, _FIND),
+    ("batch_finder.trials", "requests.put(_fork_child(", _CPU, _FIND),
     ("devices.base", "return max(count, batch_size, self.min_examples)", _MAC, _RUN),
     ("devices.cpu", 'return _read_status().get("VmHWM")', _CPU, _RUN),
     ("devices.cpu", '_CLEAR.write_text("5")', _CPU, _FIND),

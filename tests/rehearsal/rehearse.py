@@ -96,17 +96,20 @@ class ForkedModule:
             _, _, _, module, *sys.argv[1:] = command
             run_and_exit(module, output=stdout.fileno())
 
-    def wait(self, timeout: float = MAX_SECONDS) -> int:
-        ends_at = time.monotonic() + timeout
-        while self.returncode is None:
+    def poll(self) -> int | None:
+        if self.returncode is None:
             ended, status = os.waitpid(self.pid, os.WNOHANG)
             if ended:
                 self.returncode = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() > ends_at:
-                raise subprocess.TimeoutExpired("a trial", timeout)
-            else:
-                time.sleep(0.005)
         return self.returncode
+
+    def wait(self, timeout: float = MAX_SECONDS) -> int:
+        ends_at = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > ends_at:
+                raise subprocess.TimeoutExpired("a trial", timeout)
+            time.sleep(0.005)
+        return code
 
     def kill(self) -> None:
         if self.returncode is None:
@@ -179,8 +182,6 @@ def be_machine(name: str, folder: Path, model: Path) -> Stage:
     """Make this process and its children see a machine, and return where its commands run."""
     from huggingface_hub import constants
     from rehearsal import stand_ins
-
-    from huggingface_hub import constants
 
     from finetune.batch_finder import trial_model, trials
 
