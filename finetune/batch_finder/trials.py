@@ -48,6 +48,8 @@ _SAMPLE_SECONDS = 0.02
 # The state of the machine changes more slowly, and takes longer to read.
 _HOST_SAMPLE_SECONDS = 0.25
 _MAX_ERROR_BYTES = 10_000
+# The file descriptor to which a child writes errors.
+_ERRORS = 2
 # A process that holds a GPU's memory takes a while to end.
 _END_SECONDS = 30
 # prctl(2): which signal a process gets when its parent ends.
@@ -325,8 +327,8 @@ def _fork_child(connection: "Connection[Any, Any]") -> object:
         if not isinstance(request, tuple):
             continue  # a batch size that the last child did not live to read
         # Forget what the last child has printed.
-        os.ftruncate(sys.stderr.fileno(), 0)
-        os.lseek(sys.stderr.fileno(), 0, os.SEEK_SET)
+        os.ftruncate(_ERRORS, 0)
+        os.lseek(_ERRORS, 0, os.SEEK_SET)
         with warnings.catch_warnings():
             # NumPy has started threads, but they hold no lock while this process waits.
             warnings.simplefilter("ignore", DeprecationWarning)
