@@ -39,7 +39,7 @@ from finetune.tasks.tables import full_text
 from finetune.training.linear_head import (
     DEFAULT_INVERSE_REGULARIZATION,
     TRIED_GRADIENT,
-    LabelledFeatures,
+    LabeledFeatures,
     LinearHead,
     choose_inverse_regularization,
     fit_linear_head,
@@ -200,11 +200,11 @@ def audit(
 
 
 def _choose_texts(
-    config: Config, table: _Table, features: LabelledFeatures, path: Path, **sizes: int
+    config: Config, table: _Table, features: LabeledFeatures, path: Path, **sizes: int
 ) -> list[str]:
     """Return the texts of a file that are most useful to label and not in the table."""
     known = set(table.texts.to_pylist())
-    texts = [text for text in dict.fromkeys(_read_texts(path, config.data)) if text not in known]
+    texts = [text for text in dict.fromkeys(_texts_in(path, config.data)) if text not in known]
     with stage("unlabeled"):
         pool = _read_features(config, *_without_labels(texts)).features
     probabilities = None
@@ -223,7 +223,7 @@ def _load_table(config: Config, *, is_run: bool) -> _Table:
     except DataError as error:
         if config.data.label_column is not None or not path.is_file():
             raise
-        rows, task = _without_labels(_read_texts(path, config.data))
+        rows, task = _without_labels(_texts_in(path, config.data))
         emit(WarningMessage(f"labels are not audited: {error.message}", remedy=error.remedy))
         loaded, has_labels = LoadedData(DatasetDict(train=rows), task), False
     names = [name for name in SPLITS if name in loaded.splits]
@@ -242,7 +242,7 @@ def _load_table(config: Config, *, is_run: bool) -> _Table:
     return _Table(rows, task, splits, total, loaded.places, has_labels, is_chosen)
 
 
-def _read_texts(path: Path, options: DataConfig) -> list[str]:
+def _texts_in(path: Path, options: DataConfig) -> list[str]:
     pieces = read_texts(path.expanduser(), options, as_lines=False)
     return [text for piece in pieces for text in piece[:].texts if text and text.strip()]
 
@@ -252,7 +252,7 @@ def _without_labels(texts: Sequence[str]) -> tuple[Dataset, Task]:
     return make_dataset(texts, ["0"] * len(texts), task=task), task
 
 
-def _read_features(config: Config, rows: Dataset, task: Task) -> LabelledFeatures:
+def _read_features(config: Config, rows: Dataset, task: Task) -> LabeledFeatures:
     config = replace(config, training=replace(config.training, class_weights="none"))
     return read_frozen_features(prepare_head(config, rows, task, samples=False))
 
@@ -292,7 +292,7 @@ def _describe_pairs(table: _Table, pairs: Pairs) -> list[Record]:
     return sorted(records, key=lambda record: (not record["labels"], -record["similarity"]))
 
 
-def _list_suspects(table: _Table, features: LabelledFeatures, logits: Logits) -> list[Record]:
+def _list_suspects(table: _Table, features: LabeledFeatures, logits: Logits) -> list[Record]:
     """Return the labels that are most likely wrong."""
     task, labels, outputs = table.task, features.labels, table.task.read_logits(logits)
     order, losses = rank_suspects(task, logits, labels)
@@ -309,14 +309,14 @@ def _list_suspects(table: _Table, features: LabelledFeatures, logits: Logits) ->
     return table.records(listed, **columns)
 
 
-def _fit_quickly(rows: LabelledFeatures, inverse_regularization: float) -> LinearHead:
+def _fit_quickly(rows: LabeledFeatures, inverse_regularization: float) -> LinearHead:
     return fit_linear_head(
         rows, inverse_regularization=inverse_regularization, max_gradient=TRIED_GRADIENT
     )
 
 
 def predict_out_of_fold(
-    rows: LabelledFeatures, groups: NDArray[np.int64], *, folds: int
+    rows: LabeledFeatures, groups: NDArray[np.int64], *, folds: int
 ) -> NDArray[np.float32]:
     """Return the mean logits of heads fitted without the group of each row: [rows, outputs]."""
     if len(np.unique(groups)) == 1:  # All rows are near duplicates of each other.
@@ -347,7 +347,7 @@ def rank_suspects(task: Task, logits: Logits, labels: Labels) -> tuple[NDArray[n
     return order, losses
 
 
-def measure_curve(task: Task, rows: LabelledFeatures, groups: NDArray[np.int64]) -> Curve | None:
+def measure_curve(task: Task, rows: LabeledFeatures, groups: NDArray[np.int64]) -> Curve | None:
     """Fit heads on nested subsets, and a power law to their errors; None for too few rows.
 
     The error of a row is 1 if it is misclassified, or the absolute error in regression.

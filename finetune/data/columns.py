@@ -308,7 +308,7 @@ def _find_pair(
     return {}
 
 
-def read_texts(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.ChunkedArray:
+def join_texts(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.ChunkedArray:
     """Return the texts of a column, or of several joined by line breaks."""
     if len(names) == 1:
         return columns[names[0]]

@@ -54,7 +54,7 @@ def _read_folder(path: Path, options: DataConfig) -> dict[str, RawTable]:
     names = packed.names_in(path)
     packed.reject_parts(path, names)
     if folders := find_class_folders(names):
-        return {split: _read_texts(path, texts, options) for split, texts in folders.items()}
+        return {split: _read_text_files(path, texts, options) for split, texts in folders.items()}
     if packed.find_tables(names, TABLE_SUFFIXES):
         return {"train": read_file(path, options)}
     raise DataNotFoundError(
@@ -102,7 +102,7 @@ def digest_folder(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _read_texts(path: Path, classes: Mapping[str, str], options: DataConfig) -> RawTable:
+def _read_text_files(path: Path, classes: Mapping[str, str], options: DataConfig) -> RawTable:
     """Return a table with one text per file; all files have the same encoding."""
     names = list(classes)
     contents = packed.read_members(path, names)

@@ -19,8 +19,7 @@ from finetune.config.schema import DataConfig, flag_of
 from finetune.data.columns import TEXT
 from finetune.data.delimited import FileFormat, are_known_names
 from finetune.data.read import SourceTable, as_text, frame_of, plain
-from finetune.data.stream import Texts, not_unicode, texts_of
-from finetune.data.stream import read_texts as read_file
+from finetune.data.stream import Texts, not_unicode, read_texts, texts_of
 from finetune.errors import ConfigurationError, DataUnreadableError, FinetuneError, UsageError
 from finetune.files import write_bytes_atomically
 
@@ -187,19 +186,19 @@ def write_table(table: Any, folder: Path) -> Path:
     return path
 
 
-def read_texts(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Iterable[Texts]:
+def as_texts(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Iterable[Texts]:
     """Return one text, or all texts of a list, a column, a table or the file at a ``Path``."""
     try:
         if isinstance(texts, os.PathLike):
-            return read_file(Path(texts), options, as_lines=False, reads_pairs=reads_pairs)
-        return [_read_texts(texts, options, reads_pairs=reads_pairs)]
+            return read_texts(Path(texts), options, as_lines=False, reads_pairs=reads_pairs)
+        return [_texts_in(texts, options, reads_pairs=reads_pairs)]
     except FinetuneError as error:
         if flag_of(TEXT) in error.remedy:
             error.remedy = "pass only the texts, such as table['text'], or pairs of them as tuples"
         raise
 
 
-def _read_texts(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Texts:
+def _texts_in(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Texts:
     if isinstance(texts, str) or (isinstance(texts, tuple) and len(texts) == 2 and reads_pairs):
         texts = [texts]
     is_rows = isinstance(texts, list) and isinstance(next(iter(texts), None), Mapping)

@@ -115,8 +115,7 @@ def texts_of(source: "SourceTable", options: "DataConfig", *, reads_pairs: bool)
     """Return the texts of a table, from the columns of the options or of the run."""
     import pyarrow
 
-    from finetune.data.columns import PAIR, TEXT, choose_columns, describing
-    from finetune.data.columns import read_texts as join_columns
+    from finetune.data.columns import PAIR, TEXT, choose_columns, describing, join_texts
 
     wanted = (TEXT, PAIR) if reads_pairs else (TEXT,)
     sample, left_out = replace(source, frame=source.frame.head(SAMPLE_ROWS)).texts()
@@ -127,6 +126,6 @@ def texts_of(source: "SourceTable", options: "DataConfig", *, reads_pairs: bool)
     emit(Info(f"texts from column {listed} of {source.path}"))
     names = dict.fromkeys(name for column in chosen.values() for name in column.names)
     whole, _ = replace(source, frame=source.frame[[*names]]).texts()
-    columns = [join_columns(pyarrow.table(whole), chosen[option].names) for option in wanted]
+    columns = [join_texts(pyarrow.table(whole), chosen[option].names) for option in wanted]
     texts, pairs = (*columns, None)[:2]
     return Texts(texts, pairs, source)

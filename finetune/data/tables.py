@@ -32,9 +32,9 @@ from finetune.data.columns import (
     choose_columns,
     describing,
     find_ids,
+    join_texts,
     plain_name,
     read_labels,
-    read_texts,
     say_no,
 )
 from finetune.data.dataset import LoadedData, return_freed_memory, with_labels
@@ -192,7 +192,7 @@ def _read_rows(
         has_missing = has_lists or (len(label) > 1 and say_no(train.columns, label))
         labels = _read_empty(labels, options, has_missing=has_missing, path=train.path)
     read = {
-        split: _labelled_rows(table, columns, column, ids=ids)
+        split: _labeled_rows(table, columns, column, ids=ids)
         for (split, table), column in zip(tables.items(), kind.parse(labels), strict=True)
     }
     rows = {split: labeled for split, (labeled, _) in read.items()}
@@ -459,7 +459,7 @@ def _name_labels(
     return [map_values(column, lambda value: known.get(value, "")) for column in labels], names
 
 
-def _labelled_rows(
+def _labeled_rows(
     table: RawTable, columns: Columns, labels: pyarrow.ChunkedArray, *, ids: str | None
 ) -> tuple[pyarrow.Table, pyarrow.Table]:
     """Return the rows that have their texts and a label, and the texts that have no label.
@@ -467,7 +467,7 @@ def _labelled_rows(
     The column ``row`` has the number of each row in the file, ``id`` its value in a column of ids.
     """
     chosen = [columns[option] for option in (TEXT, PAIR) if option in columns]
-    texts = [read_texts(table.columns, column.names) for column in chosen]
+    texts = [join_texts(table.columns, column.names) for column in chosen]
     is_blank = [pc.or_(pc.equal(column, ""), pc.utf8_is_space(column)) for column in texts]
     is_labeled, has_texts = pc.is_valid(labels), pc.invert(reduce(pc.or_, is_blank))
     is_kept = pc.and_(is_labeled, has_texts)

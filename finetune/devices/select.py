@@ -64,7 +64,7 @@ def check_gpus() -> Iterator[Check]:
             yield Check(name, "warning", unusable.reason, unusable.remedy)
 
 
-def check_device(name: str) -> Check:
+def describe_choice(name: str) -> Check:
     """Report which device a run with this ``--device`` uses."""
     try:
         with muted():

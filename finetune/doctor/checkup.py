@@ -125,7 +125,7 @@ def _check_devices(name: str) -> Iterator[Check]:
         remedy = "fix the failures above, then run pip install --force-reinstall torch"
         yield Check("device", "failure", finding, remedy)
         return
-    from finetune.devices.select import check_device, check_gpus
+    from finetune.devices.select import check_gpus, describe_choice
 
     yield from check_gpus()
-    yield check_device(name)
+    yield describe_choice(name)

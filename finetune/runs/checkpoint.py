@@ -23,8 +23,8 @@ from finetune.files import file_sha256, flush_to_disk, read_json, replacing, wri
 from finetune.ownership import MANIFEST
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import Journal
+from finetune.training.progress import Progress
 from finetune.training.snapshot import (
-    Progress,
     StateUnusableError,
     Tensors,
     capture_state,

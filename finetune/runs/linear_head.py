@@ -34,7 +34,7 @@ from finetune.tokenization.examples import Examples
 from finetune.training.linear_head import (
     DEFAULT_INVERSE_REGULARIZATION,
     MIN_FITTING_NAMES,
-    LabelledFeatures,
+    LabeledFeatures,
     choose_inverse_regularization,
     cross_validate,
     fit_linear_head,
@@ -86,11 +86,11 @@ class LinearHeadFitter:
             if is_contrastive
         }
 
-    def _read_features(self, split: str) -> LabelledFeatures:
+    def _read_features(self, split: str) -> LabeledFeatures:
         trainer = self._trainer
         return read_features(self._inputs, trainer.plan, trainer.predictor, trainer.examples[split])
 
-    def _add_names(self, rows: LabelledFeatures) -> str:
+    def _add_names(self, rows: LabeledFeatures) -> str:
         """Add names of classes to the training rows if they fit, and return a sentence.
 
         Descriptions are always added: users write them for this purpose, and they help even where
@@ -153,13 +153,13 @@ class LinearHeadFitter:
 
 def read_features(
     inputs: RunInputs, plan: Plan, predictor: Predictor, examples: Examples
-) -> LabelledFeatures:
+) -> LabeledFeatures:
     """Return the inputs of the output layer for examples, with their labels and weights."""
     task, labels = inputs.task, examples.labels
     with bypass_output_layer(predictor.model, output_layer(inputs.text_model)):
         features = predictor.logits(examples, padded_lengths=plan.padded_lengths)
     outputs = len(task.output_names)
-    return LabelledFeatures(
+    return LabeledFeatures(
         features, labels, examples.weights, task.losses, outputs, task.strata(labels)
     )
 
@@ -292,7 +292,7 @@ def prepare_head(config: Config, rows: Dataset, task: Task, *, samples: bool = T
     return RunInputs(config, device, data, {"train": examples}, text_model, method)
 
 
-def read_frozen_features(inputs: RunInputs) -> LabelledFeatures:
+def read_frozen_features(inputs: RunInputs) -> LabeledFeatures:
     """Return the features of training rows, read from the store or added to it."""
     device = inputs.device
     with muted():

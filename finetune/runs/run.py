@@ -63,7 +63,7 @@ from finetune.tasks.metrics import choose_metric
 from finetune.tasks.scores import Scores
 from finetune.training.interruption import signal_of
 from finetune.training.plan import Plan
-from finetune.training.snapshot import Progress
+from finetune.training.progress import Progress
 from finetune.training.trainer import Trainer
 
 Predicted = tuple[NDArray[np.float32], Labels]

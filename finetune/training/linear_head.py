@@ -38,7 +38,7 @@ MAX_DOUBLES = 5e7
 
 
 @dataclass(frozen=True)
-class LabelledFeatures:
+class LabeledFeatures:
     """Rows to fit a head on, with the loss of each from logits [rows, outputs] and labels."""
 
     features: NDArray[np.float32]  # [rows, hidden]
@@ -48,7 +48,7 @@ class LabelledFeatures:
     outputs: int
     groups: NDArray[np.int64]  # strata of the folds, such as the class of each row
 
-    def select(self, rows: NDArray[np.int64]) -> "LabelledFeatures":
+    def select(self, rows: NDArray[np.int64]) -> "LabeledFeatures":
         """Return some of the rows."""
         arrays = ("features", "labels", "weights", "groups")
         return replace(self, **{name: getattr(self, name)[rows] for name in arrays})
@@ -68,7 +68,7 @@ class LinearHead:
 
 
 def fit_linear_head(
-    rows: LabelledFeatures,
+    rows: LabeledFeatures,
     *,
     inverse_regularization: float,
     max_gradient: float = FITTED_GRADIENT,
@@ -118,7 +118,7 @@ def fit_linear_head(
 
 
 def choose_inverse_regularization(
-    rows: LabelledFeatures, *, seed: int
+    rows: LabeledFeatures, *, seed: int
 ) -> tuple[float, NDArray[np.float32] | None]:
     """Return the value with the lowest cross-validated loss, or the default for many classes.
 
@@ -143,7 +143,7 @@ def choose_inverse_regularization(
 
 
 def cross_validate(
-    rows: LabelledFeatures, candidates: Sequence[float], *, seed: int
+    rows: LabeledFeatures, candidates: Sequence[float], *, seed: int
 ) -> dict[float, NDArray[np.float32]]:
     """Return the logits of each row from a head fitted without that row: [rows, outputs].
 
@@ -215,7 +215,7 @@ def names_fit(
     return np.asarray((names[known] @ means.T).argmax(axis=1) == np.arange(len(known)))
 
 
-def spread_labels(rows: LabelledFeatures, texts: NDArray[np.float32]) -> NDArray[np.float32]:
+def spread_labels(rows: LabeledFeatures, texts: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the probability of each class for unlabeled texts: float32 [texts, classes].
 
     Their features are float32 [texts, hidden], and the labels of the rows are class numbers.
@@ -254,7 +254,7 @@ def _link_neighbors(features: NDArray[np.float32]) -> csr_array:
     return csr_array(scale @ graph @ scale, dtype=np.float32)
 
 
-def fit_with_texts(rows: LabelledFeatures, texts: NDArray[np.float32]) -> LinearHead:
+def fit_with_texts(rows: LabeledFeatures, texts: NDArray[np.float32]) -> LinearHead:
     """Fit a linear head on rows and on the features of unlabeled texts, float32 [texts, hidden]."""
     soft_labels = spread_labels(rows, texts)
     weight = min(MAX_WEIGHT, WEIGHT_PER_TEXT * len(texts) / len(rows.labels))

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +18,6 @@ from numpy.typing import NDArray
 from finetune import distributed
 from finetune.devices.base import Device
 from finetune.tokenization.examples import Batch, Examples, Inputs, fill_batch
-
-if TYPE_CHECKING:
-    from finetune.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -217,22 +214,3 @@ def _cut_windows(
         parts = [(len(rows), batch.padded_length) for rows in slices] if count > 1 else ()
         windows_of = {"parts": parts, "members": device.copy(torch.from_numpy(members))}
         yield _move(inputs, examples.labels[indices], all_weights[chosen], device, **windows_of)
-
-
-def backward_by_slices(trainer: "Trainer", batch: MicroBatch) -> torch.Tensor:
-    """Go backward through one example in slices of its windows; return its loss.
-
-    The first pass gives the logits of all windows, and so the gradient of the loss with respect to
-    each logit. The second pass goes backward from these gradients with the same dropout.
-    """
-    random_state = trainer.device.random_state()
-    # The graph is not needed, but the second pass must use the same kernels.
-    logits = torch.cat([trainer.logits(inputs).detach() for inputs in batch.slices()])
-    loss = trainer.loss(logits.requires_grad_(), batch)
-    [gradient] = torch.autograd.grad(loss, [logits])
-    trainer.device.set_random_state(random_state)
-    gradients = torch.split(gradient, [rows for rows, _ in batch.parts])
-    for inputs, slice_gradient in zip(batch.slices(), gradients, strict=True):
-        slice_loss = (trainer.logits(inputs) * slice_gradient).sum()
-        torch.autograd.backward(trainer.scaler.scale(slice_loss))
-    return loss

@@ -1,18 +1,16 @@
 """The state from which a resumed run continues bit-identically."""
 
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from pydantic import TypeAdapter
 
 from finetune import distributed
-
-if TYPE_CHECKING:
-    from finetune.training.trainer import Trainer
+from finetune.training.progress import Progress
+from finetune.training.trainer import Trainer
 
 Tensors = dict[str, torch.Tensor]
 
@@ -21,58 +19,12 @@ class StateUnusableError(Exception):
     """A loaded state is invalid or belongs to another model."""
 
 
-@dataclass
-class Progress:
-    """The progress of a run; ``seconds`` includes validation and saving.
-
-    ``unlabeled`` has the number of unlabeled texts that a head was fitted on, and the fraction of
-    test rows that a head without them predicts differently.
-    ``validations_since_best`` counts validations in a row that improved neither score nor loss.
-    """
-
-    steps: int = 0
-    examples: int = 0
-    seconds: float = 0.0
-    loss_sum: float = 0.0
-    best_score: float | None = None
-    best_loss: float = sys.float_info.max
-    best_step: int = 0
-    lowest_loss: float | None = None
-    validations_since_best: int = 0
-    unlabeled: dict[str, float] | None = None
-
-    def note_validation(self, *, score: float, loss: float) -> bool:
-        """Return whether a validation has the best score so far, or an equal one and less loss."""
-        # On few examples, the accuracy can stand still while the loss still falls.
-        is_best = self.best_score is None or (score, -loss) > (self.best_score, -self.best_loss)
-        is_lowest = self.lowest_loss is None or loss < self.lowest_loss
-        if is_best:
-            self.best_score, self.best_loss, self.best_step = score, loss, self.steps
-        if is_lowest:
-            self.lowest_loss = loss
-        self.validations_since_best = 0 if is_best or is_lowest else self.validations_since_best + 1
-        return is_best
-
-
-class Checkpoints(Protocol):
-    """Storage for checkpoints, and for the trained parameters of the best model."""
-
-    def is_due(self) -> bool:
-        """Return whether it is time for a checkpoint with ``--save-strategy time``."""
-
-    def save_best(self, trainer: "Trainer") -> None:
-        """Keep the trained parameters as the best model."""
-
-    def save(self, trainer: "Trainer") -> None:
-        """Write a checkpoint."""
-
-
-def trained_tensors(trainer: "Trainer") -> Tensors:
+def trained_tensors(trainer: Trainer) -> Tensors:
     """Return the parameters that train, by name; frozen ones need not be saved."""
     return {name: weight.detach() for name, weight in trainer.trained_parameters().items()}
 
 
-def load_trained_tensors(trainer: "Trainer", tensors: Mapping[str, torch.Tensor]) -> None:
+def load_trained_tensors(trainer: Trainer, tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy saved parameters back in place; ``StateUnusableError`` if the names differ."""
     parameters = trained_tensors(trainer)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
@@ -82,7 +34,7 @@ def load_trained_tensors(trainer: "Trainer", tensors: Mapping[str, torch.Tensor]
         parameters[name].copy_(tensor)
 
 
-def capture_state(trainer: "Trainer") -> tuple[dict[str, Tensors], dict[str, Any]]:
+def capture_state(trainer: Trainer) -> tuple[dict[str, Tensors], dict[str, Any]]:
     """Return everything that the next step depends on, of all ranks: tensors and JSON values."""
     optimizer = {
         f"{index}.{name}": torch.as_tensor(value)
@@ -99,7 +51,7 @@ def capture_state(trainer: "Trainer") -> tuple[dict[str, Tensors], dict[str, Any
 
 
 def restore_state(
-    trainer: "Trainer", tensors: Mapping[str, Tensors], values: Mapping[str, Any]
+    trainer: Trainer, tensors: Mapping[str, Tensors], values: Mapping[str, Any]
 ) -> None:
     """Restore a trainer and its random state from a captured state."""
     try:

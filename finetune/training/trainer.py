@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from copy import copy
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ from finetune.training.checks import (
     check_parameters_finite,
 )
 from finetune.training.interruption import Stopped, StopRequest, stop_on_signal
-from finetune.training.micro_batches import MicroBatch, backward_by_slices, move_batches
+from finetune.training.micro_batches import MicroBatch, move_batches
 from finetune.training.optimizers import (
     build_optimizer,
     clip_gradients,
@@ -43,7 +44,7 @@ from finetune.training.optimizers import (
     unflatten,
 )
 from finetune.training.plan import HeadFitter, Plan, contrastive_losses
-from finetune.training.snapshot import Checkpoints, Progress
+from finetune.training.progress import Progress
 
 # Logits in fp32, [examples, outputs], and labels give the loss of each example: fp32, [examples].
 # A contrastive loss, which compares the examples with each other, reads their loss weights too.
@@ -52,6 +53,19 @@ Cut = Callable[[int], Iterable[MicroBatch]]
 
 # A scheduler sends a signal to all ranks, and their launcher forwards it to each rank again.
 _COPIES_SECONDS = 1.0
+
+
+class Storage(Protocol):
+    """Storage for checkpoints, and for the trained parameters of the best model."""
+
+    def is_due(self) -> bool:
+        """Return whether it is time for a checkpoint with ``--save-strategy time``."""
+
+    def save_best(self, trainer: "Trainer") -> None:
+        """Keep the trained parameters as the best model."""
+
+    def save(self, trainer: "Trainer") -> None:
+        """Write a checkpoint."""
 
 
 class Trainer:
@@ -65,7 +79,7 @@ class Trainer:
     """
 
     examples: Mapping[str, Examples]
-    checkpoints: Checkpoints
+    checkpoints: Storage
     fitter: HeadFitter | None = None
     captured: CapturedFunction | None = None
 
@@ -248,7 +262,7 @@ class Trainer:
         losses = []
         for micro_batch in micro_batches:
             if micro_batch.members is not None and micro_batch.parts:
-                loss = backward_by_slices(self, micro_batch)
+                loss = self._backward_by_slices(micro_batch)
             else:
                 logits = list(map(self.logits, micro_batch.slices()))
                 loss = self.loss(torch.cat(logits), micro_batch)
@@ -263,6 +277,24 @@ class Trainer:
         else:
             self._clip_gradients()
         return partial(self._change_weights, loss, flat_gradients)
+
+    def _backward_by_slices(self, batch: MicroBatch) -> torch.Tensor:
+        """Go backward through one example in slices of its windows; return its loss.
+
+        The first pass gives the logits of all windows, and so the gradient of the loss with respect
+        to each logit. The second pass goes backward from these gradients with the same dropout.
+        """
+        random_state = self.device.random_state()
+        # The graph is not needed, but the second pass must use the same kernels.
+        logits = torch.cat([self.logits(inputs).detach() for inputs in batch.slices()])
+        loss = self.loss(logits.requires_grad_(), batch)
+        [gradient] = torch.autograd.grad(loss, [logits])
+        self.device.set_random_state(random_state)
+        gradients = torch.split(gradient, [rows for rows, _ in batch.parts])
+        for inputs, slice_gradient in zip(batch.slices(), gradients, strict=True):
+            slice_loss = (self.logits(inputs) * slice_gradient).sum()
+            torch.autograd.backward(self.scaler.scale(slice_loss))
+        return loss
 
     def logits(self, inputs: Inputs) -> torch.Tensor:
         """Return the model's logits in fp32, computed in the precision of the run."""

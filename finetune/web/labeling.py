@@ -32,7 +32,7 @@ from finetune.tasks.single import Single
 from finetune.training.linear_head import (
     DEFAULT_INVERSE_REGULARIZATION,
     MIN_FITTING_NAMES,
-    LabelledFeatures,
+    LabeledFeatures,
     fit_linear_head,
     names_fit,
     normalize,
@@ -83,7 +83,7 @@ class ClassBody(StrictBody):
 
 
 @dataclass(frozen=True)
-class Scores:
+class HeadOutput:
     """Predictions of the head for all texts: logits are float32 [texts, classes]."""
 
     task: Task
@@ -141,7 +141,7 @@ class Selection:
             distances[chosen] = 0
         self._spread_rows = rows[chosen]
 
-    def next(self, labels: Labels, scores: Scores | None) -> tuple[int, How] | None:
+    def next(self, labels: Labels, output: HeadOutput | None) -> tuple[int, How] | None:
         """Return a row without a label and how it was chosen; None if every row has been shown."""
         seen = np.array([*labels.rows, *labels.skipped], np.int64)
         random_rows, rows, spread_rows = (
@@ -149,21 +149,21 @@ class Selection:
             for candidates in (self.random_rows, self._other_rows, self._spread_rows)
         )
         done = sum(how != "file" for how in labels.how.values()) + len(labels.skipped)
-        if len(spread_rows) and (scores is None or done < SPREAD_TEXTS):
+        if len(spread_rows) and (output is None or done < SPREAD_TEXTS):
             return int(spread_rows[0]), "spread"
         how = TURNS[done % len(TURNS)]
         if len(random_rows) and (how == "random" or not len(rows)):
             return int(random_rows[0]), "random"
         if not len(rows):
             return None
-        if scores is None or self._features is None:
+        if output is None or self._features is None:
             return int(rows[0]), "spread"
         if how == "rare":
             counts = labels.counts()
-            rarest = min(scores.task.class_names, key=lambda name: counts.get(name, 0))
-            probabilities = scores.probabilities[rows, scores.task.class_numbers[rarest]]
+            rarest = min(output.task.class_names, key=lambda name: counts.get(name, 0))
+            probabilities = output.probabilities[rows, output.task.class_numbers[rarest]]
             return int(rows[probabilities.argmax()]), "rare"
-        uncertain = rows[np.argsort(scores.margins[rows], kind="stable")[:UNCERTAIN_TEXTS]]
+        uncertain = rows[np.argsort(output.margins[rows], kind="stable")[:UNCERTAIN_TEXTS]]
         if known := [row for row in labels.rows if row < len(self._features)]:
             similarities = self._features[uncertain] @ self._features[known].T
             uncertain = uncertain[[similarities.max(axis=1).argmin()]]
@@ -194,7 +194,7 @@ class LabelingSession:
         self._changed, self._is_stopped = threading.Event(), False
         self._features: Features | None = None
         self._name_features: dict[str, NDArray[np.float32]] = {}
-        self._scores: Scores | None = None
+        self._output: HeadOutput | None = None
         self._shown: tuple[int, How] | None = None
         self._agreement: dict[str, Any] | None = None
         self._progress, self._error = float(read_features is None), ""
@@ -222,7 +222,7 @@ class LabelingSession:
                 row = self._row_of(number)
                 self._shown = row, labels.how.get(row, "chosen")
             elif self._shown is None or self._shown[0] in labels.rows.keys() | labels.skipped:
-                self._shown = self._selection.next(labels, self._scores)
+                self._shown = self._selection.next(labels, self._output)
             if self._shown is None:
                 raise HTTPException(404, "all texts are labeled or skipped")
             row, how = self._shown
@@ -235,8 +235,8 @@ class LabelingSession:
 
     def _suggest(self, row: int) -> tuple[tuple[str, ...], float] | None:
         """Return the classes that a model suggests, and how probable they are."""
-        if self._scores is not None and row < len(self._scores.logits):
-            return self._scores.predict(row)
+        if self._output is not None and row < len(self._output.logits):
+            return self._output.predict(row)
         return self.journal.suggestions.get(row)
 
     def _row_of(self, number: int) -> int:
@@ -335,17 +335,17 @@ class LabelingSession:
     def contradictions(self) -> list[dict[str, Any]]:
         """Return labels that the head contradicts, the most doubtful first."""
         with self._lock:
-            labels, scores = self.journal.labels, self._scores
-            if scores is None:
+            labels, output = self.journal.labels, self._output
+            if output is None:
                 return []
-            names, count = {*scores.task.class_names}, len(scores.logits)
+            names, count = {*output.task.class_names}, len(output.logits)
             rows = [r for r, of_row in labels.rows.items() if r < count and names >= {*of_row}]
             rows = [row for row in rows if row not in labels.confirmed]
-            is_label = mark_labels([labels.rows[row] for row in rows], scores.task.class_names)
-            probabilities = scores.probabilities[rows]
+            is_label = mark_labels([labels.rows[row] for row in rows], output.task.class_names)
+            probabilities = output.probabilities[rows]
             doubts = np.where(is_label, 1 - probabilities, probabilities).max(axis=1, initial=0)
             doubtful = np.array(rows, int)[np.argsort(-doubts, kind="stable")][:MAX_CONTRADICTIONS]
-            predicted = {row: scores.predict(row)[0] for row in doubtful.tolist()}
+            predicted = {row: output.predict(row)[0] for row in doubtful.tolist()}
             return [
                 {**self._text_of(row), "predicted": self._label_of(names)}
                 for row, names in predicted.items()
@@ -404,12 +404,12 @@ class LabelingSession:
         assert self._features is not None
         known = {row: names for row, names in rows.items() if row < len(self._features)}
         fitted = {row: names for row, names in known.items() if how.get(row) != "random"}
-        scores = self._fit_head(fitted, classes)
-        agreement = measure_agreement(scores, {r: known[r] for r in known.keys() - fitted.keys()})
+        output = self._fit_head(fitted, classes)
+        agreement = measure_agreement(output, {r: known[r] for r in known.keys() - fitted.keys()})
         with self._lock:
-            self._scores, self._agreement = scores, agreement
+            self._output, self._agreement = output, agreement
 
-    def _fit_head(self, rows: LabeledRows, classes: Sequence[str]) -> Scores | None:
+    def _fit_head(self, rows: LabeledRows, classes: Sequence[str]) -> HeadOutput | None:
         """Fit a head on labeled rows, and on the names of classes if they help."""
         if self._features is None or len(classes) < 2 - self._is_multi:
             return None
@@ -424,7 +424,7 @@ class LabelingSession:
         features = np.concatenate([features, names[by_name]])
         is_label = np.concatenate([is_label, np.eye(len(classes), dtype=bool)[by_name]])
         task = Multi(classes) if self._is_multi else Single(classes)
-        labeled = LabelledFeatures(
+        labeled = LabeledFeatures(
             features,
             is_label.astype(np.float32) if self._is_multi else is_label.argmax(axis=1),
             np.ones(len(features), np.float32),
@@ -437,7 +437,7 @@ class LabelingSession:
             inverse_regularization=DEFAULT_INVERSE_REGULARIZATION,
             max_gradient=MAX_GRADIENT,
         )
-        return Scores(task, head.logits(self._features))
+        return HeadOutput(task, head.logits(self._features))
 
 
 def mark_labels(rows: Collection[Sequence[str]], classes: Sequence[str]) -> NDArray[np.bool_]:
@@ -454,14 +454,14 @@ def check_name(name: str) -> str:
     return name
 
 
-def measure_agreement(scores: Scores | None, drawn: LabeledRows) -> dict[str, Any] | None:
+def measure_agreement(output: HeadOutput | None, drawn: LabeledRows) -> dict[str, Any] | None:
     """Return the main metric of a head on random texts, with its 95% interval."""
-    if scores is None or not drawn:
+    if output is None or not drawn:
         return None
     names: list[Any] = [*drawn.values()]
-    if scores.task.problem_type != MULTI:
+    if output.task.problem_type != MULTI:
         names = [name for [name] in names]
-    task, logits = scores.task, scores.logits[[*drawn]]
+    task, logits = output.task, output.logits[[*drawn]]
     metric, interval, _ = measure_first(task, logits, task.from_json(names))
     return {"texts": len(drawn), "metric": METRICS[metric].title, **asdict(interval)}
 

@@ -7,7 +7,7 @@ import pytest
 from finetune.audit.audit import choose_to_label, measure_curve, predict_out_of_fold, rank_suspects
 from finetune.audit.duplicates import find_near_duplicates
 from finetune.tasks.single import Single
-from finetune.training.linear_head import LabelledFeatures
+from finetune.training.linear_head import LabeledFeatures
 
 TASK, ROWS = Single(["a", "b", "c"]), 600
 FIRST = "what is the capital of the old kingdom of siam"
@@ -23,7 +23,7 @@ def test_exchanged_labels_come_first(fraction: float) -> None:
     chosen = np.random.default_rng(1).permutation(ROWS)[: round(fraction * ROWS)]
     labels[chosen] = (true[chosen] + 1) % 3
     features = np.float32(2.5 * np.eye(3)[true] + RANDOM[:ROWS, :3])
-    rows = LabelledFeatures(features, labels, np.ones(ROWS, np.float32), TASK.losses, 3, labels)
+    rows = LabeledFeatures(features, labels, np.ones(ROWS, np.float32), TASK.losses, 3, labels)
     logits = predict_out_of_fold(rows, np.arange(ROWS), folds=5)
     order, losses = rank_suspects(TASK, logits, labels)
     assert (np.diff(losses[order]) <= 0).all()
@@ -68,7 +68,7 @@ def test_the_curve_forecasts_the_accuracy_of_more_rows() -> None:
     labels, features = np.arange(1200) % 2, RANDOM.copy()
     features[:, 0] += 1.5 * labels
     task = Single(["a", "b"])
-    rows = LabelledFeatures(features, labels, np.ones(1200, np.float32), task.losses, 2, labels)
+    rows = LabeledFeatures(features, labels, np.ones(1200, np.float32), task.losses, 2, labels)
     half = measure_curve(task, rows.select(np.arange(600)), np.arange(600))
     whole = measure_curve(task, rows, np.arange(1200))
     assert half is not None

@@ -34,7 +34,7 @@ from finetune.runs.linear_head import measure_first
 from finetune.tasks.tables import wilson_interval
 from finetune.training.linear_head import (
     DEFAULT_INVERSE_REGULARIZATION,
-    LabelledFeatures,
+    LabeledFeatures,
     fit_linear_head,
     normalize,
 )
@@ -164,7 +164,7 @@ def test_estimates_are_within_their_interval_in_ten_orders(
         task, train = loaded.task, loaded.splits["train"]
         weights, groups = np.ones(len(train), np.float32), np.zeros(len(train), np.int64)
         labels = task.labels(column_of(train, "label"))
-        rows = LabelledFeatures(
+        rows = LabeledFeatures(
             features_of(known, train["text"]), labels, weights, task.losses, len(CLASSES), groups
         )
         head = fit_linear_head(rows, inverse_regularization=DEFAULT_INVERSE_REGULARIZATION)

@@ -14,7 +14,7 @@ import pyarrow
 import pytest
 
 from finetune.config.schema import DataConfig
-from finetune.data.columns import OPTIONS, Columns, choose_columns, read_texts
+from finetune.data.columns import OPTIONS, Columns, choose_columns, join_texts
 from finetune.errors import DataError, DataNotFoundError, UsageError
 
 TEXTS = ["The film was long.", "A joy to watch!", "Never again.", "Fine for children."]
@@ -62,8 +62,8 @@ def test_columns_are_named_by_their_number_and_several_are_joined() -> None:
     with pytest.raises(DataNotFoundError, match="no column 'reviews'"):
         choice(*names, columns=columns, text="title,reviews")
     table = pyarrow.table({"a": ["x", "", "y"], "b": ["1", "2", ""], "a,b": ["p", "q", "r"]})
-    assert read_texts(table, ["a", "b"]).to_pylist() == ["x\n1", "2", "y"]
-    assert read_texts(table, ["a,b"]).to_pylist() == ["p", "q", "r"]
+    assert join_texts(table, ["a", "b"]).to_pylist() == ["x\n1", "2", "y"]
+    assert join_texts(table, ["a,b"]).to_pylist() == ["p", "q", "r"]
 
 
 def test_what_is_open_names_the_options_to_choose_from() -> None:

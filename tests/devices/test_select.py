@@ -12,7 +12,7 @@ from finetune.devices.cpu import CpuDevice, CpuMemory
 from finetune.devices.cuda import CudaMemory
 from finetune.devices.host import HIGH
 from finetune.devices.mps.device import MpsMemory
-from finetune.devices.select import check_device, select_device
+from finetune.devices.select import describe_choice, select_device
 from finetune.events import Event, sent_to
 
 
@@ -71,7 +71,7 @@ def test_a_device_that_was_asked_for_is_a_failure_where_it_does_not_work(
         works.add("cuda")
     pretend(MACHINES[name], monkeypatch)
     for device in ("auto", "cpu", "mps", "cuda"):
-        check = check_device(device)
+        check = describe_choice(device)
         assert check.status == ("ok" if device in works else "failure"), device
         assert bool(check.remedy) == (device not in works), device
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from finetune.training.linear_head import (
-    LabelledFeatures,
+    LabeledFeatures,
     cross_validate,
     fit_linear_head,
     fit_with_texts,
@@ -50,7 +50,7 @@ def test_numbers_are_solved_as_ridge_regression_solves_them() -> None:
     random = np.random.default_rng(1)
     features = random.normal(size=(50, 4)).astype(np.float32)
     labels = (features @ [1.0, -2.0, 0.0, 3.0] + 5).astype(np.float32)
-    rows = LabelledFeatures(
+    rows = LabeledFeatures(
         features, labels, np.ones(50, np.float32), squared, 1, np.zeros(50, np.int64)
     )
 
@@ -64,7 +64,7 @@ def test_out_of_fold_logits_are_of_heads_that_have_not_seen_the_row() -> None:
     random = np.random.default_rng(2)
     noise = random.normal(size=(60, 40)).astype(np.float32)
     labels = np.arange(60) % 2
-    rows = LabelledFeatures(noise, labels, np.ones(60, np.float32), softmax, 2, groups=labels)
+    rows = LabeledFeatures(noise, labels, np.ones(60, np.float32), softmax, 2, groups=labels)
 
     seen = fit_linear_head(rows, inverse_regularization=100).logits(noise).argmax(axis=1) == labels
     unseen = cross_validate(rows, [100], seed=0)[100].argmax(axis=1) == labels
@@ -83,7 +83,7 @@ def draw_clusters(rows, texts, *, classes, hidden=32, noise=0.3, shares=None, se
         for labels in (row_classes, text_classes)
     )
     weights = np.ones(rows, np.float32)
-    labeled = LabelledFeatures(row_features, row_classes, weights, softmax, classes, row_classes)
+    labeled = LabeledFeatures(row_features, row_classes, weights, softmax, classes, row_classes)
     return labeled, text_features, text_classes
 
 

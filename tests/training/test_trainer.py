@@ -22,7 +22,8 @@ from finetune.tasks.metrics import SINGLE
 from finetune.tokenization.examples import Examples
 from finetune.training import trainer as trainer_module
 from finetune.training.interruption import Stopped
-from finetune.training.snapshot import Progress, StateUnusableError, load_trained_tensors
+from finetune.training.progress import Progress
+from finetune.training.snapshot import StateUnusableError, load_trained_tensors
 from finetune.training.trainer import Trainer
 
 ROWS, BATCH, STEPS_PER_EPOCH = 23, 4, 6
