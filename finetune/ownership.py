@@ -59,7 +59,7 @@ NAMES: Mapping[str, list[str]] = {
     "folds": ["folds.json", *_SEVERAL],
     "sweep": ["sweep.json", "best.yaml", *_SEVERAL],
     "onnx": ["model.onnx", "model.onnx.data", "model_quantized.onnx", *_MODEL],
-    "audit": ["suspects.csv", "to_label.csv", "audit.html"],
+    "audit": ["suspects.csv", "audit.html"],
     "bench": ["bench.json", "bench.html"],
     "find-batch": ["find-batch.json"],
 }

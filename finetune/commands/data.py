@@ -12,7 +12,7 @@ from annotated_types import Ge, Le
 
 from finetune.commands import flags
 from finetune.commands.console import shorten, show_lines, show_table
-from finetune.config.schema import Config, PositiveInt
+from finetune.config.schema import Config
 from finetune.errors import DataError, UsageError
 from finetune.events import Event, WarningMessage, current_receiver, sent_to
 from finetune.ownership import OwnFolder
@@ -78,9 +78,6 @@ def audit_data(
     *,
     output_dir: str | Path | None = None,
     folds: Annotated[int, Ge(2), Le(100)] = 5,
-    unlabeled: str | Path | None = None,
-    batch: PositiveInt = 50,
-    batches: PositiveInt = 5,
     **options: Any,
 ) -> "Audit":
     """Audit data. For the folder of a cross-validation, its out-of-fold predictions are used.
@@ -88,9 +85,6 @@ def audit_data(
     Args:
         output_dir: Folder to write. Default: a folder in audits/ with the name of the data.
         folds: Number of cross-validation folds.
-        unlabeled: File of unlabeled texts, from which the texts to label next are chosen.
-        batch: Texts per batch to label.
-        batches: Number of batches to choose.
     """
     from finetune.audit.audit import audit
     from finetune.data.load import source_name
@@ -116,16 +110,8 @@ def audit_data(
         path = next_free_folder(AUDITS_FOLDER, path.name)
     folder = OwnFolder(path, "audit")
     folder.check()
-    result = audit(
-        config,
-        folds=folds,
-        is_run=is_run,
-        out_of_fold=out_of_fold,
-        unlabeled=Path(unlabeled) if unlabeled else None,
-        batch=batch,
-        batches=batches,
-    )
-    folder.write_all(audit_files(result, batch=batch))
+    result = audit(config, folds=folds, is_run=is_run, out_of_fold=out_of_fold)
+    folder.write_all(audit_files(result))
     return replace(result, folder=str(folder.path))
 
 
@@ -223,16 +209,16 @@ def _show_by_split(title: str, by_split: Mapping[str, Mapping[str, float]]) -> N
 @flags.chosen_options(
     *("model", "revision", "max_length", "pooling", "device", "precision", "cache_dir"),
     sections=("data",),
+    without=["unlabeled"],
 )
 @flags.with_display
 def audit_command(*, display: flags.Display, **options: Any) -> None:
-    """Find wrong labels and near duplicates, and check whether there is enough data.
+    """Find wrong labels and near duplicates.
 
     FILE is a table, a dataset, a configuration or a run folder, as for finetune run.
 
     Linear heads on the frozen encoder predict each row without having seen it. For the folder of a
-    cross-validation (finetune run --folds), its predictions are used as well. A learning curve
-    forecasts how much more rows would help. --unlabeled chooses the texts to label next.
+    cross-validation (finetune run --folds), its predictions are used as well.
     """
     display.run(audit_data, _show_audit, **options)
 

@@ -92,16 +92,21 @@ debug_option = click.option(
 
 
 def chosen_options(
-    *names: str, sections: Collection[str] = (), not_guessed: Collection[str] = ()
+    *names: str,
+    sections: Collection[str] = (),
+    without: Collection[str] = (),
+    not_guessed: Collection[str] = (),
 ) -> Callable[[Command], Command]:
     """Return a decorator that adds flags for these options and sections of the schema.
 
-    ``not_guessed`` names options that this command does not guess.
+    ``without`` names options of the sections that this command does not read, and ``not_guessed``
+    options that it does not guess.
     """
 
     def add_flags(command: Command) -> Command:
         for option in reversed(OPTIONS.values()):
-            if option.name in names or option.section in sections:
+            is_in_section = option.section in sections and option.name not in without
+            if option.name in names or is_in_section:
                 is_guessed = option.is_guessed and option.name not in not_guessed
                 command = _flag(replace(option, is_guessed=is_guessed))(command)
         return command

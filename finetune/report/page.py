@@ -53,8 +53,7 @@ MAX_FOLD_MISTAKES = 200
 # Rows on the page of an audit. suspects.csv and the JSON have all of them.
 MAX_AUDIT_ROWS = 500
 GOOD, ODD, BAD = "✔", "⚠", "✘"
-CURVE = "Learning curve"
-SUSPECTS, TO_LABEL = "suspects.csv", "to_label.csv"
+SUSPECTS = "suspects.csv"
 
 
 def write_report(folder: RunFolder, results: RunResults) -> Path:
@@ -297,7 +296,7 @@ def tabulate_runs(results: SeveralResults) -> Table:
     return Table(kind.capitalize(), columns, [[*map(str, row)] for row in rows])
 
 
-def audit_files(audit: "Audit", *, batch: int) -> Mapping[str, str]:
+def audit_files(audit: "Audit") -> Mapping[str, str]:
     """Return the files of an audit by name. The page needs no other file."""
     page = TEMPLATES.get_template("audit.html.j2").render(
         audit=audit,
@@ -305,17 +304,12 @@ def audit_files(audit: "Audit", *, batch: int) -> Mapping[str, str]:
         model=without_folder("model", audit.model),
         summary=summarize_audit(audit),
         tables=tabulate_audit(audit),
-        charts=draw_learning_curve(audit),
-        curve_title=CURVE,
     )
     files = {"audit.html": page}
     if records := [*audit.suspects, *audit.decided]:
         names = [*dict.fromkeys(["decision", *records[0]])]
         rows = ([format_cell(record.get(name, "")) for name in names] for record in records)
         files[SUSPECTS] = to_csv(names, rows)
-    if audit.to_label:
-        texts = ((place // batch + 1, text, "") for place, text in enumerate(audit.to_label))
-        files[TO_LABEL] = to_csv(("batch", "text", "label"), texts)
     return files
 
 
@@ -336,41 +330,16 @@ def summarize_audit(audit: "Audit") -> Table:
         count = sum(bool(record.get("labels")) for record in records)
         note = f"{count:,} with contradictory labels" if count else ""
         rows.append((mark if records else GOOD, what, f"{len(records):,}", note))
-    if audit.curve:
-        last, twice = audit.curve["points"][-1], audit.curve["forecast"][0]
-        show, metric = _show(audit), audit.curve["metric"]
-        now = f"{metric} {show(last['value'])} on {last['rows']:,} rows"
-        then, low, high = (show(twice[name]) for name in ("value", "low", "high"))
-        note = f"{now}; about {then} ({low}–{high}) expected on {twice['rows']:,}"
-        mark = ODD if abs(twice["value"] - last["value"]) > 0.01 else GOOD
-        rows.append((mark, "learning curve", "", note))
     return Table("", ("", "what", "rows", "note"), rows, text_columns=4)
 
 
-def _show(audit: "Audit") -> Any:
-    return percent if audit.classes else format_number
-
-
 def tabulate_audit(audit: "Audit") -> list[Table]:
-    """Return the records, the worst first, and the learning curve."""
+    """Return the records, the worst first."""
     records = {
         "Labels that may be wrong": audit.suspects,
         "Leaks between splits": audit.leaks,
         "Near duplicates": audit.near_duplicates,
     }
-    if audit.curve:
-        points = [("measured", point) for point in audit.curve["points"]]
-        points += [("forecast", point) for point in audit.curve["forecast"]]
-        show = _show(audit)
-        records[CURVE] = [
-            {
-                "": name,
-                "training rows": point["rows"],
-                audit.curve["metric"]: show(point["value"]),
-                "90% interval": f"{show(point['low'])}–{show(point['high'])}",
-            }
-            for name, point in points
-        ]
     tables = []
     for title, rows in records.items():
         if rows:
@@ -386,16 +355,3 @@ def tabulate_audit(audit: "Audit") -> list[Table]:
             titles = [name.replace("_", " ") for name in columns]
             tables.append(Table(title, titles, cells, len(columns), note))
     return tables
-
-
-def draw_learning_curve(audit: "Audit") -> list[Chart]:
-    """Return a chart of the measured and the forecast learning curve."""
-    if audit.curve is None:
-        return []
-    measured, forecast = (
-        [(float(point["rows"]), point["value"]) for point in audit.curve[name]]
-        for name in ("points", "forecast")
-    )
-    lines = [Series("measured", measured), Series("forecast", [measured[-1], *forecast], "guide")]
-    value = Axis(audit.curve["metric"], show=in_percent if audit.classes else format_number)
-    return chart_of("By training rows", lines, Axis("rows", low=0.0), value)

@@ -1,10 +1,10 @@
-"""Label errors, near duplicates, the learning curve and texts to label, computed from features."""
+"""Label errors and near duplicates, computed from features."""
 
 import numpy as np
 import pyarrow
 import pytest
 
-from finetune.audit.audit import choose_to_label, measure_curve, predict_out_of_fold, rank_suspects
+from finetune.audit.audit import predict_out_of_fold, rank_suspects
 from finetune.audit.duplicates import find_near_duplicates
 from finetune.tasks.single import Single
 from finetune.training.linear_head import LabeledFeatures
@@ -13,7 +13,7 @@ TASK, ROWS = Single(["a", "b", "c"]), 600
 FIRST = "what is the capital of the old kingdom of siam"
 OTHERS = [f"who wrote novel {number} about city {number * 7}" for number in range(30)]
 COUNTRIES = ["peru", "chad", "oman", "cuba", "mali"]
-RANDOM = np.random.default_rng(0).normal(size=(1200, 40)).astype(np.float32)
+RANDOM = np.random.default_rng(0).normal(size=(ROWS, 40)).astype(np.float32)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.05, 0.1])
@@ -22,7 +22,7 @@ def test_exchanged_labels_come_first(fraction: float) -> None:
     labels = true.copy()
     chosen = np.random.default_rng(1).permutation(ROWS)[: round(fraction * ROWS)]
     labels[chosen] = (true[chosen] + 1) % 3
-    features = np.float32(2.5 * np.eye(3)[true] + RANDOM[:ROWS, :3])
+    features = np.float32(2.5 * np.eye(3)[true] + RANDOM[:, :3])
     rows = LabeledFeatures(features, labels, np.ones(ROWS, np.float32), TASK.losses, 3, labels)
     logits = predict_out_of_fold(rows, np.arange(ROWS), folds=5)
     order, losses = rank_suspects(TASK, logits, labels)
@@ -62,24 +62,3 @@ def test_texts_with_nearly_the_same_features_are_near_duplicates() -> None:
     )
     assert (duplicates.first.tolist(), duplicates.second.tolist()) == ([3], [7])
     assert len(set(duplicates.groups(40).tolist())) == 39
-
-
-def test_the_curve_forecasts_the_accuracy_of_more_rows() -> None:
-    labels, features = np.arange(1200) % 2, RANDOM.copy()
-    features[:, 0] += 1.5 * labels
-    task = Single(["a", "b"])
-    rows = LabeledFeatures(features, labels, np.ones(1200, np.float32), task.losses, 2, labels)
-    half = measure_curve(task, rows.select(np.arange(600)), np.arange(600))
-    whole = measure_curve(task, rows, np.arange(1200))
-    assert half is not None
-    assert whole is not None
-    expected = half["forecast"][0]
-    assert expected["low"] <= whole["points"][-1]["value"] <= expected["high"]
-    assert measure_curve(task, rows.select(np.arange(20)), np.arange(20)) is None
-
-
-def test_unsure_texts_are_labeled_first_and_not_twice() -> None:
-    probabilities = np.tile(np.float32([0.99, 0.01]), (100, 1))
-    probabilities[40:50] = 0.5
-    chosen = choose_to_label(RANDOM[:100, :8], probabilities, batch=5, batches=2).tolist()
-    assert sorted(chosen) == list(range(40, 50))

@@ -32,7 +32,7 @@ def test_an_audit_writes_its_files_and_corrections_come_back(
 ) -> None:
     model = ["--model", str(tiny_folder)]
     found = json.loads(command("data", "audit", str(table), *model, "--json").output)
-    assert {"schema_version", "suspects", "near_duplicates", "leaks", "curve"} <= {*found}
+    assert {"schema_version", "suspects", "near_duplicates", "leaks"} <= {*found}
     assert len(found["suspects"]) == 9
     assert found["suspects"][0].keys() >= {"row", "label", "suggested", "loss"}
     places = {one["row"]: one["place"] for one in found["suspects"]}
@@ -70,17 +70,10 @@ def test_a_table_without_labels_is_audited_without_them(
 ) -> None:
     texts = table.with_name("texts.csv")
     texts.write_text("text\n" + "\n".join(f"the old river {number // 2}" for number in range(30)))
-    called = command(
-        "data", "audit", str(texts), "--model", str(tiny_folder), "--json",
-        "--unlabeled", str(table), "--batch", "3", "--batches", "2",
-    )  # fmt: skip
+    called = command("data", "audit", str(texts), "--model", str(tiny_folder), "--json")
     found = json.loads(called.output)
-    assert (found["suspects"], found["curve"]) == ([], None)
+    assert found["suspects"] == []
     assert len(found["near_duplicates"]) >= 15
-    with (Path(found["folder"]) / "to_label.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["batch"] for row in rows] == ["1"] * 3 + ["2"] * 3
-    assert {row["label"] for row in rows} == {""}
 
 
 def test_a_table_without_near_duplicates_is_audited(

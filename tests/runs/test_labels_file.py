@@ -71,17 +71,6 @@ def test_folds_test_only_the_random_rows(
     assert all(text.startswith(("good", "bad")) for text in tested)
 
 
-def test_the_learning_curve_of_an_audit_needs_rows_drawn_at_random(
-    table: Path, tiny_folder: Path, tmp_path: Path, command: Command
-) -> None:
-    outcome = command(
-        "data", "audit", table, "--model", tiny_folder, "--output-dir", tmp_path / "a"
-    )
-    assert outcome.code == 0, outcome.errors
-    assert "no learning curve: most rows were chosen because" in outcome.errors
-    assert "learning curve" not in outcome.output
-
-
 @pytest.mark.parametrize("arguments", [["data", "check"], ["init"], ["run", "--dry-run"]])
 def test_no_baseline_is_estimated_on_chosen_rows(
     arguments: list[str], table: Path, tiny_folder: Path, tmp_path: Path, command: Command,
