@@ -119,7 +119,7 @@ def run_trainer(recipe: Recipe, *, side: str, file: Path) -> None:
         set_seed,
     )
 
-    from finetune.config.schema import Mode
+    from finetune.config.modes import Mode
     from finetune.model.structure import find_structure, freeze_parameters
 
     set_seed(recipe.seed)

@@ -20,7 +20,7 @@ from transformers import BertConfig
 from finetune.batch_finder.estimate import allocated_peaks
 from finetune.batch_finder.results import Case, architecture_of
 from finetune.batch_finder.trial_model import build_trial_model, measure
-from finetune.config.schema import Mode
+from finetune.config.modes import Mode
 from finetune.devices.host import keep_freed_memory
 from finetune.devices.select import select_device
 

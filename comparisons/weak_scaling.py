@@ -22,7 +22,7 @@ import numpy as np
 
 from finetune import distributed
 from finetune.bench.workloads import CLASSES, SEED, bert_base, read_lengths, texts_of
-from finetune.config.schema import Mode
+from finetune.config.modes import Mode
 from finetune.devices.base import BatchSize, Device, move_to_device
 from finetune.devices.select import select_device
 from finetune.model.features import split_frozen

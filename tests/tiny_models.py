@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from finetune.batch_finder.results import Case, architecture_of
-from finetune.config.schema import Mode
+from finetune.config.modes import Mode
 
 VOCABULARY_SIZE = 300
 COMMON_WORDS = (

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tiny_models import VOCABULARY_SIZE, tiny_model
 from torch import nn
 
-from finetune.config.schema import Mode
+from finetune.config.modes import Mode
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.cuda import CAPTURED_SHAPES

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from finetune.config.schema import Lora, Mode
+from finetune.config.modes import Mode
+from finetune.config.schema import Lora
 from finetune.events import Trial
 from finetune.files import SCHEMA_VERSION
 from finetune.tasks.tables import DisplayMixin

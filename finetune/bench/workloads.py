@@ -28,7 +28,8 @@ from finetune.batch_finder.results import Case, architecture_of
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.bench import GROUPS, Group, Phase
 from finetune.bench.results import ARTICLE_TEXTS, ARTICLE_TOKENS, Row
-from finetune.config.schema import DataConfig, Mode
+from finetune.config.modes import Mode
+from finetune.config.schema import DataConfig
 from finetune.data.load import load_data
 from finetune.devices.base import Device
 from finetune.devices.private import tree_iter, tree_map_only

@@ -13,7 +13,8 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
-from finetune.config.schema import DEFAULT_LORA, Config, Mode, PositiveInt
+from finetune.config.modes import MODES, Mode
+from finetune.config.schema import DEFAULT_LORA, Config, PositiveInt
 from finetune.devices.mps.facts import Mac, find_mac
 from finetune.errors import BatchDoesNotFitError
 from finetune.events import Info, emit
@@ -185,10 +186,13 @@ def _measure_data(config: Config, *, measures: bool) -> tuple[int, int, str, int
 
 
 def _modes(mode: Mode) -> list[Mode]:
-    """Return the mode of the configuration or, if it is full, also LoRA if installed, and head."""
+    """Return the mode of the configuration, or all that are searched if it selects none."""
     from finetune.model.lora import is_installed
 
-    return [mode, *[Mode("lora")] * is_installed(), Mode("head")] if mode == "full" else [mode]
+    if mode.kind.options:
+        return [mode]
+    searched = [Mode(name) for name, kind in MODES.items() if kind.is_searched]
+    return [each for each in searched if is_installed() or not each.is_lora]
 
 
 @click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)

@@ -11,15 +11,14 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import shorten, show_facts, show_lines, show_table
 from finetune.config.load import make_starter
+from finetune.config.modes import Mode
 from finetune.config.schema import (
     DEFAULT_BATCH_SIZE,
     MAX_ESTIMATED_ROWS,
     OPTIONS,
     Config,
     DataConfig,
-    Mode,
     ModelConfig,
-    mode_defaults,
 )
 from finetune.files import write_text_atomically
 from finetune.ownership import check_output_file
@@ -80,7 +79,7 @@ def make_config(options: DataConfig, facts: Mapping[str, Any]) -> str:
         **{name: OPTIONS[name].default for name in EXPLAINED},
     }
     steps_per_epoch = math.ceil(facts["rows_of_a_run"]["train"] / DEFAULT_BATCH_SIZE)
-    defaults = mode_defaults(Mode("full"), steps_per_epoch=steps_per_epoch)
+    defaults = Mode("full").defaults(steps_per_epoch=steps_per_epoch)
     counts = [count for count in facts["class_rows"].values() if count] or [facts["rows"]]
     longer = f"{facts['longer_fraction']:.1%} of the texts"
     notes = {

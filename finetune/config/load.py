@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -30,19 +31,14 @@ MIN_SIZE_BYTES = 10**6
 # A table that is passed by mistake may be too large to parse as YAML.
 MAX_FILE_BYTES = 2**20
 MAX_LINE = 100
-# Conditions that can't be combined. A fitted head needs a convex loss.
-FROZEN = "a frozen encoder"
+# Conditions that can't be combined, besides the exclusions of ``MODES``. A fitted head needs a
+# convex loss.
 _EXCLUSIVE = (
-    ("--train-layers", "--freeze-core"),
-    ("--train-layers", "--head classifier"),
-    ("--gradient-checkpointing", FROZEN),
     ("--loss focal", "--label-smoothing"),
     ("--loss focal", "--fit-head on"),
     ("--contrastive on", "--loss focal"),
     ("--contrastive on", "--label-smoothing"),
     ("--contrastive on", "--fit-head off"),
-    ("--contrastive on", FROZEN),
-    ("--lora-rank", FROZEN),
     ("--no-merge", "--pooling mean"),
     ("--class-names off", "--class-descriptions"),
 )
@@ -195,7 +191,10 @@ def check_contradictions(config: Config) -> None:
             raise ConfigurationError(
                 f"{flag} has no effect without {option.needs}", remedy=f"add {option.needs}"
             )
-    for pair in _EXCLUSIVE:
+    kind = config.model.mode.kind
+    selected = {name: OPTIONS[name].value_in(config) for name in kind.options}
+    flags = [flag_of(name) + f" {value}" * (value is not True) for name, value in selected.items()]
+    for pair in (*_EXCLUSIVE, *product(kind.excludes, flags)):
         if all(_is_met(condition, config) for condition in pair):
             raise ConfigurationError(
                 f"{' and '.join(pair)} can't be combined", remedy="drop one of them"
@@ -207,8 +206,6 @@ def _is_met(condition: str, config: Config) -> bool:
 
     A number, as in ``--lora-rank 8``, is only an example.
     """
-    if condition == FROZEN:
-        return not config.model.mode.trains_encoder
     flag, _, word = condition.removeprefix("--").partition(" ")
     option = OPTIONS[flag.removeprefix("no-").replace("-", "_")]
     value = option.value_in(config)

@@ -4,7 +4,6 @@ The command line, YAML files, environment variables and the Python API are made 
 Names are unique over all sections.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -14,19 +13,14 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from finetune.config.modes import Mode
 from finetune.devices import DeviceName, Precision, PrecisionName
 
 DEFAULT_BATCH_SIZE = 32
 # Larger tables get no baseline estimate: they have enough rows, and tokenizing them takes time.
 MAX_ESTIMATED_ROWS = 50_000
-HEAD_LEARNING_RATE = 5e-4
-# For BERT-base, whose pooler ends in a mostly saturated tanh.
-TYPICAL_OUTPUT_LAYER_INPUT = 0.7
 # Prefix of --data for datasets on the Hub.
 HUB_PREFIX = "hub:"
-# Modes with a frozen encoder.
-HEAD_MODES = ("head", "classifier")
-_LAST = re.compile(r"(?:lora-)?last-([1-9]\d*)")
 
 
 @dataclass(frozen=True)
@@ -37,43 +31,6 @@ class Lora:
     alpha: int
     dropout: float
     targets: str
-
-
-class Mode(str):
-    """The name of the part of a model that trains.
-
-    ``full``: everything. ``last-N``: the last N layers of the encoder, and the head. ``head``: the
-    head, in BERT the pooler and the output layer. ``classifier``: the output layer and other new
-    layers of the head. ``lora`` and ``lora-last-N``: adapters in all or in the last N layers, and
-    the layers that ``classifier`` trains.
-
-    >>> Mode("last-2").trained_layers, Mode("head").trains_encoder, Mode("lora-last-3").is_lora
-    (2, False, True)
-    """
-
-    def __new__(cls, name: str) -> "Mode":
-        """Raise ``ValueError`` if there is no such mode."""
-        if name not in ("full", "lora", *HEAD_MODES) and not _LAST.fullmatch(name):
-            known = ("full", "last-N", "lora", "lora-last-N", *HEAD_MODES)
-            raise ValueError(f"{name} is not one of {', '.join(known)}")
-        return super().__new__(cls, name)
-
-    @property
-    def trains_encoder(self) -> bool:
-        """Whether layers of the encoder train, not only the head."""
-        return self not in HEAD_MODES
-
-    @property
-    def is_lora(self) -> bool:
-        """Whether adapters train instead of the layers."""
-        return self.startswith("lora")
-
-    @property
-    def trained_layers(self) -> int | None:
-        """The number of layers that train, from the top; None for all of them."""
-        if last := _LAST.fullmatch(self):
-            return int(last[1])
-        return None if self.trains_encoder else 0
 
 
 # The LoRA adapters of find-batch without --lora-rank.
@@ -249,12 +206,7 @@ class ModelConfig:
     @property
     def mode(self) -> Mode:
         """The part that trains."""
-        if self.head == "classifier":
-            return Mode("classifier")
-        if self.freeze_core:
-            return Mode("head")
-        last = [] if self.train_layers is None else [f"last-{self.train_layers}"]
-        return Mode("-".join(["lora"] * (self.lora_rank is not None) + last) or "full")
+        return Mode.of(self)
 
     @property
     def lora(self) -> Lora | None:
@@ -508,51 +460,3 @@ def change_options(config: Config, values: Mapping[str, Any]) -> Config:
         changed: Any = replace(getattr(config, section), **{name: value})
         config = replace(config, **{section: changed})
     return config
-
-
-# A head on stored features trains until it stops improving: at most 100 epochs, and at most as many
-# steps as TREC has in 100 epochs. Larger data needs fewer epochs.
-MAX_HEAD_EPOCHS = 100
-MAX_HEAD_STEPS = 14_000
-# Few rows need more epochs. With at least 250 steps, five datasets of 150 to 1,000 rows came within
-# a point of their best accuracy with 3, 10, 20 or 40 epochs. TREC needs 3 (docs/measurements.md).
-MIN_EPOCHS = 3
-MIN_STEPS = 250
-MAX_FEW_ROWS_EPOCHS = 40
-FEW_ROWS_PATIENCE = 8
-# The learning rate of adapters and head, relative to other modes (docs/measurements.md).
-LORA_LR_MULTIPLIER = 20
-MIN_LORA_STEPS = 400
-# Gains half a point of accuracy on TREC (mean of 10 splits). Factors of 5 and 20 give the same.
-LR_MULTIPLIER = 10.0
-
-
-def default_learning_rate(mode: Mode, *, hidden_size: int, structure: Any) -> float:
-    """Return the peak learning rate for a mode and the ``Structure`` of a model."""
-    if mode.trains_encoder:
-        # Inversely proportional to the hidden size; 5e-5 for BERT-base.
-        return 5e-5 * 768 / hidden_size * (LORA_LR_MULTIPLIER if mode.is_lora else 1)
-    if mode == "head" or structure.new - structure.output_layer:
-        return HEAD_LEARNING_RATE
-    # The output of the MiniLM pooler is a tenth as large as for BERT-base. Without this factor, one
-    # of them loses 3 points of accuracy. The rate is far too high if layers below train as well.
-    return float(f"{7e-3 / (structure.output_layer_input or TYPICAL_OUTPUT_LAYER_INPUT):.2g}")
-
-
-def mode_defaults(mode: Mode, *, steps_per_epoch: int) -> dict[str, Any]:
-    """Return the defaults that depend on the mode and the number of rows, by option."""
-    if not mode.trains_encoder:
-        epochs = max(1, min(MAX_HEAD_STEPS // steps_per_epoch, MAX_HEAD_EPOCHS))
-        multiplier, decay, patience = 1.0, 0.0, math.ceil(epochs * 30 / 100)
-    else:
-        min_steps = MIN_LORA_STEPS if mode.is_lora else MIN_STEPS
-        epochs = min(math.ceil(min_steps / steps_per_epoch), MAX_FEW_ROWS_EPOCHS)
-        patience = FEW_ROWS_PATIENCE if epochs > MIN_EPOCHS else 0
-        epochs = max(epochs, MIN_EPOCHS)
-        multiplier, decay = (1.0, 0.0) if mode.is_lora else (LR_MULTIPLIER, 0.01)
-    return {
-        "num_train_epochs": float(epochs),
-        "head_lr_multiplier": multiplier,
-        "weight_decay": decay,
-        "early_stopping_patience": patience,
-    }

@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 
 from finetune.batch_finder.results import Case, architecture_of
 from finetune.batch_finder.trial_model import prepare_trial_model
-from finetune.config.schema import Mode, ModelConfig
+from finetune.config.modes import Mode
+from finetune.config.schema import ModelConfig
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.facts import Status, status_of

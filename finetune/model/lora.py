@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save
 from torch import nn
 from transformers import PreTrainedModel
 
-from finetune.config.schema import Lora, Mode
+from finetune.config.modes import Mode
+from finetune.config.schema import Lora
 from finetune.errors import ConfigurationError, ModelUnsupportedError, UsageError
 from finetune.model.structure import Structure, encoder_layers, layers_of
 

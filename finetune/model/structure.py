@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
-from finetune.config.schema import Mode
+from finetune.config.modes import Mode
 from finetune.devices.base import Device
 from finetune.errors import ConfigurationError, ModelUnsupportedError
 
@@ -193,14 +193,9 @@ def set_trainable(model: nn.Module, trained: frozenset[str], structure: Structur
 
 def trainable_parameter_names(structure: Structure, *, mode: Mode) -> frozenset[str]:
     """Return the names of the parameters that a mode trains."""
-    if mode == "head":
-        return structure.head
-    if mode == "classifier" or mode.is_lora:
-        # Otherwise, new layers would keep their random initialization.
-        return structure.adapters | structure.output_layer | structure.new
-    if mode.trained_layers is None:
-        return structure.head.union(structure.final_norm, structure.embeddings, *structure.layers)
-    return structure.head.union(structure.final_norm, *layers_of(structure, mode=mode))
+    parts = [getattr(structure, part) for part in mode.kind.trains if part != "layers"]
+    layers = layers_of(structure, mode=mode) if "layers" in mode.kind.trains else ()
+    return frozenset[str]().union(*parts, *layers)
 
 
 def layers_of(structure: Structure, *, mode: Mode) -> tuple[frozenset[str], ...]:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from finetune import distributed
-from finetune.config.schema import CacheConfig, Mode
+from finetune.config.modes import Mode
+from finetune.config.schema import CacheConfig
 from finetune.data.dataset import column_of
 from finetune.devices.base import BatchSize, Device, DeviceMemory, move_to_device
 from finetune.events import Advance, Info, WarningMessage, emit

@@ -14,13 +14,7 @@ from finetune import distributed
 from finetune.batch_finder.results import Case, Result, architecture_of
 from finetune.batch_finder.search import find
 from finetune.batch_finder.trials import TrialServer
-from finetune.config.schema import (
-    OPTIONS,
-    Config,
-    change_options,
-    default_learning_rate,
-    mode_defaults,
-)
+from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.devices.base import BatchSize
 from finetune.errors import BatchDoesNotFitError
 from finetune.events import Info, clock, emit, stage
@@ -76,7 +70,7 @@ def _plan_steps(inputs: RunInputs) -> Plan:
     mode, shapes = inputs.mode, device.shapes
     rows, examples_per_step = len(examples["train"].labels), options.examples_per_step
     steps_per_epoch = math.ceil(rows / examples_per_step)
-    values = mode_defaults(mode, steps_per_epoch=steps_per_epoch)
+    values = mode.defaults(steps_per_epoch=steps_per_epoch)
     chosen = {name: getattr(options, name) for name in values}
     values |= {name: value for name, value in chosen.items() if value is not None}
     total_steps = options.max_steps or math.ceil(values["num_train_epochs"] * steps_per_epoch)
@@ -87,8 +81,8 @@ def _plan_steps(inputs: RunInputs) -> Plan:
     patience = values["early_stopping_patience"]
     if method.fits_head or "validation" not in examples:
         patience = 0
-    learning_rate = options.learning_rate or default_learning_rate(
-        mode, hidden_size=text_model.model.config.hidden_size, structure=text_model.structure
+    learning_rate = options.learning_rate or mode.learning_rate(
+        hidden_size=text_model.model.config.hidden_size, structure=text_model.structure
     )
     batch_size = options.batch_size
     if method.is_contrastive and "batch_size" not in inputs.sources:

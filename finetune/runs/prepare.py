@@ -10,7 +10,8 @@ import numpy as np
 from datasets import Dataset
 
 from finetune import distributed
-from finetune.config.schema import OPTIONS, Config, Mode, Pooling, change_options
+from finetune.config.modes import Mode
+from finetune.config.schema import OPTIONS, Config, Pooling, change_options
 from finetune.data import is_waiting
 from finetune.data.check import BALANCE, check_splits, suggest_changes, suggest_model
 from finetune.data.dataset import LoadedData, column_of, make_dataset, split_fold, texts_of

@@ -10,7 +10,8 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from pydantic import TypeAdapter
 
-from finetune.config.schema import AutoTunedOption, Mode
+from finetune.config.modes import Mode
+from finetune.config.schema import AutoTunedOption
 from finetune.evaluation.statistics import RESAMPLES, Calibration, bootstrap, percentile_interval
 from finetune.files import SCHEMA_VERSION
 from finetune.runs.folder import RunFolder

@@ -11,7 +11,7 @@ from transformers import BertConfig, DistilBertConfig, LongformerConfig, PreTrai
 from finetune.batch_finder.estimate import LiveMemory, allocated_peaks, estimate
 from finetune.batch_finder.results import Case, Part, architecture_of
 from finetune.batch_finder.trial_model import build_trial_model
-from finetune.config.schema import Mode
+from finetune.config.modes import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.facts import Mac, find_mac
 from finetune.devices.private import FakeTensorMode, keeping_memory_as

@@ -19,7 +19,8 @@ from tiny_models import tiny_case
 from finetune.batch_finder.results import Result
 from finetune.batch_finder.search import find, find_parts
 from finetune.batch_finder.trials import TrialServer
-from finetune.config.schema import Mode, SearchConfig
+from finetune.config.modes import Mode
+from finetune.config.schema import SearchConfig
 from finetune.devices.base import BatchShapes
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import BatchDoesNotFitError

@@ -11,7 +11,7 @@ from tiny_models import ARCHITECTURES, tiny_case
 from finetune.batch_finder import trial_model
 from finetune.batch_finder.results import Part
 from finetune.batch_finder.trial_model import TrialModel, build_trial_model, measure
-from finetune.config.schema import Mode
+from finetune.config.modes import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.select import select_device
 

@@ -29,7 +29,7 @@ from odd_worker import HANGS
 from finetune.batch_finder.results import Case
 from finetune.batch_finder.trials import TrialRunner, TrialServer
 from finetune.devices.cpu import CpuDevice
-from finetune.config.schema import Mode
+from finetune.config.modes import Mode
 
 case = Case("cpu", {}, 6, Mode("full"), 16)
 with (

@@ -10,7 +10,7 @@ from tiny_models import ARCHITECTURES, tiny_model
 from tiny_runs import TEXTS, have_same_bits, run_tiny, weights_of
 
 import finetune
-from finetune.config.schema import Mode
+from finetune.config.modes import Mode
 from finetune.devices.base import Device
 from finetune.devices.select import select_device
 from finetune.doctor.models import compare_model

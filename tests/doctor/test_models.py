@@ -11,7 +11,7 @@ from planted_faults import Fault, plant
 from tiny_models import ARCHITECTURES, tiny_case, tiny_model
 
 from finetune.batch_finder.trial_model import TrialModel
-from finetune.config.schema import Mode
+from finetune.config.modes import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.doctor import models
 from finetune.doctor.models import OperatorReport, ParityReport, audit_classifier, compare_model

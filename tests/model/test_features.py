@@ -18,7 +18,7 @@ from transformers import (
     XLNetConfig,
 )
 
-from finetune.config.schema import Mode
+from finetune.config.modes import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.model.features import FrozenLayers, split_frozen
 from finetune.model.structure import Structure, find_structure, freeze_parameters, set_training

@@ -9,7 +9,8 @@ from tiny_models import ARCHITECTURES, tiny_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from finetune.config.schema import Lora, Mode
+from finetune.config.modes import Mode
+from finetune.config.schema import Lora
 from finetune.errors import ConfigurationError
 from finetune.model.lora import Adapter, add_adapters
 from finetune.model.structure import Structure, find_structure, freeze_parameters

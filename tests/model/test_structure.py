@@ -8,7 +8,7 @@ from tiny_training import random_examples
 from torch import nn
 from transformers import AutoModelForSequenceClassification, FunnelConfig, SqueezeBertConfig
 
-from finetune.config.schema import Mode
+from finetune.config.modes import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import ModelUnsupportedError
 from finetune.model.structure import (

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from finetune.config.schema import AutoTunedOption, Mode
+from finetune.config.modes import Mode
+from finetune.config.schema import AutoTunedOption
 from finetune.evaluation.statistics import Calibration, Reliability, measure_reliability
 from finetune.files import write_json, write_jsonl
 from finetune.runs.folder import RunFolder

@@ -19,7 +19,7 @@ from transformers import (
 
 import finetune
 from finetune.config.load import load_config
-from finetune.config.schema import Mode
+from finetune.config.modes import Mode
 from finetune.errors import ModelUnsupportedError
 from finetune.files import read_jsonl
 from finetune.model.structure import find_structure, trainable_parameter_names

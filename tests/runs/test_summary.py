@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from report.example_run import DETAILS, example_results
 
-from finetune.config.schema import Mode
+from finetune.config.modes import Mode
 from finetune.runs.results import RunResults, summarize, with_distinct, with_intervals
 from finetune.tasks.base import Task
 from finetune.tasks.multi import Multi

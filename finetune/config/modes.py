@@ -1,0 +1,163 @@
+"""The registry of modes: the parameters that train, the options that select them, and defaults.
+
+To add a mode, register it in ``MODES``, and add its options to ``ModelConfig``; nothing else lists
+the modes.
+"""
+
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+# A head on stored features trains until it stops improving: at most 100 epochs, and at most as many
+# steps as TREC has in 100 epochs. Larger data needs fewer epochs.
+MAX_HEAD_EPOCHS = 100
+MAX_HEAD_STEPS = 14_000
+# Few rows need more epochs.
+MIN_EPOCHS = 3
+MAX_FEW_ROWS_EPOCHS = 40
+FEW_ROWS_PATIENCE = 8
+# For BERT-base, whose pooler ends in a mostly saturated tanh.
+TYPICAL_OUTPUT_LAYER_INPUT = 0.7
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModeKind:
+    """What all modes of a kind, such as ``last-N``, have in common.
+
+    Attributes:
+        trains: The parts of a ``Structure`` that train. Without ``layers`` and ``adapters`` the
+            encoder is frozen: its features are stored, and by default a linear head is fitted.
+        options: The options of ``ModelConfig`` that select the mode.
+        excludes: The options that can't be combined with it, such as ``--contrastive on``.
+        is_searched: Whether ``find-batch`` searches it if no mode is selected.
+        learning_rate: Peak learning rate; with a trained encoder, for the width of BERT-base.
+        head_lr_multiplier: Learning rate of the head, relative to the encoder.
+        weight_decay: Decoupled weight decay.
+        min_steps: Steps for few rows, if the encoder trains.
+    """
+
+    trains: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    is_searched: bool = False
+    learning_rate: float = 5e-5
+    # Gains half a point of accuracy on TREC (mean of 10 splits). 5 and 20 give the same.
+    head_lr_multiplier: float = 10.0
+    weight_decay: float = 0.01
+    # With at least 250 steps, five datasets of 150 to 1,000 rows came within a point of their best
+    # accuracy with 3, 10, 20 or 40 epochs. TREC needs 3 epochs (docs/measurements.md).
+    min_steps: int = 250
+
+
+_FULL = ModeKind(trains=("embeddings", "layers", "final_norm", "head"), is_searched=True)
+_LORA = ModeKind(
+    # Otherwise, new layers would keep their random initialization.
+    trains=("adapters", "output_layer", "new"),
+    options=("lora_rank",),
+    is_searched=True,
+    # The learning rate of adapters and head, relative to other modes (docs/measurements.md).
+    learning_rate=20 * 5e-5,
+    head_lr_multiplier=1.0,
+    weight_decay=0.0,
+    min_steps=400,
+)
+_HEAD = ModeKind(
+    trains=("head",),
+    options=("freeze_core",),
+    excludes=("--train-layers", "--lora-rank", "--gradient-checkpointing", "--contrastive on"),
+    is_searched=True,
+    learning_rate=5e-4,
+    head_lr_multiplier=1.0,
+    weight_decay=0.0,
+)
+# If the options of several kinds are set, the last one is the mode.
+MODES = {
+    "full": _FULL,
+    "last-N": ModeKind(trains=("layers", "final_norm", "head"), options=("train_layers",)),
+    "lora": _LORA,
+    "lora-last-N": replace(_LORA, options=("lora_rank", "train_layers"), is_searched=False),
+    "head": _HEAD,
+    "classifier": replace(
+        _HEAD, trains=("output_layer", "new"), options=("head",), is_searched=False
+    ),
+}
+_NUMBER = re.compile(r"(?<=-)[1-9]\d*$")
+
+
+class Mode(str):
+    """The name of the part of a model that trains.
+
+    ``full``: everything. ``last-N``: the last N layers of the encoder, and the head. ``head``: the
+    head, in BERT the pooler and the output layer. ``classifier``: the output layer and other new
+    layers of the head. ``lora`` and ``lora-last-N``: adapters in all or in the last N layers, and
+    the layers that ``classifier`` trains.
+
+    >>> Mode("last-2").trained_layers, Mode("head").trains_encoder, Mode("lora-last-3").is_lora
+    (2, False, True)
+    """
+
+    def __new__(cls, name: str) -> "Mode":
+        """Raise ``ValueError`` if there is no such mode."""
+        if _NUMBER.sub("N", name) not in MODES or name.endswith("N"):
+            raise ValueError(f"{name} is not one of {', '.join(MODES)}")
+        return super().__new__(cls, name)
+
+    @classmethod
+    def of(cls, options: Any) -> "Mode":
+        """Return the mode that a ``ModelConfig`` selects."""
+
+        def is_set(option: str) -> bool:
+            return bool(getattr(options, option) != getattr(type(options), option))
+
+        *_, name = (name for name, kind in MODES.items() if all(map(is_set, kind.options)))
+        return cls(name.replace("N", str(options.train_layers)))
+
+    @property
+    def kind(self) -> ModeKind:
+        """Its entry in the registry."""
+        return MODES[_NUMBER.sub("N", self)]
+
+    @property
+    def trains_encoder(self) -> bool:
+        """Whether layers of the encoder train, not only the head."""
+        return not {"layers", "adapters"}.isdisjoint(self.kind.trains)
+
+    @property
+    def is_lora(self) -> bool:
+        """Whether adapters train instead of the layers."""
+        return "adapters" in self.kind.trains
+
+    @property
+    def trained_layers(self) -> int | None:
+        """The number of layers that train, from the top; None for all of them."""
+        if number := _NUMBER.search(self):
+            return int(number[0])
+        return None if self.trains_encoder else 0
+
+    def learning_rate(self, *, hidden_size: int, structure: Any) -> float:
+        """Return the default peak learning rate for the ``Structure`` of a model."""
+        if self.trains_encoder:
+            return self.kind.learning_rate * 768 / hidden_size
+        if "head" in self.kind.trains or structure.new - structure.output_layer:
+            return self.kind.learning_rate
+        # The output of the MiniLM pooler is a tenth as large as for BERT-base. Without this factor,
+        # one of them loses 3 points of accuracy. The rate is far too high if layers below train as
+        # well.
+        return float(f"{7e-3 / (structure.output_layer_input or TYPICAL_OUTPUT_LAYER_INPUT):.2g}")
+
+    def defaults(self, *, steps_per_epoch: int) -> dict[str, Any]:
+        """Return other defaults, which depend on the number of rows, by option."""
+        if self.trains_encoder:
+            epochs = min(math.ceil(self.kind.min_steps / steps_per_epoch), MAX_FEW_ROWS_EPOCHS)
+            patience = FEW_ROWS_PATIENCE if epochs > MIN_EPOCHS else 0
+            epochs = max(epochs, MIN_EPOCHS)
+        else:
+            epochs = max(1, min(MAX_HEAD_STEPS // steps_per_epoch, MAX_HEAD_EPOCHS))
+            patience = math.ceil(epochs * 30 / 100)
+        return {
+            "num_train_epochs": float(epochs),
+            "head_lr_multiplier": self.kind.head_lr_multiplier,
+            "weight_decay": self.kind.weight_decay,
+            "early_stopping_patience": patience,
+        }
