@@ -6,7 +6,6 @@ The steps are in :func:`read_tables`, in the order in which a row passes them.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
@@ -83,7 +82,6 @@ FILL_DOWN = (
     "write each label into all rows of its group: in Excel choose Go To Special, Blanks, type = and"
     " the cell above, and press Ctrl+Enter; in pandas, frame[column].ffill()"
 )
-SAMPLE_ROWS = 4_000
 INTEGER, INTEGERS = re.compile(r"\d+"), r"\W*\d+(\W+\d+)*\W*"
 
 
@@ -107,7 +105,7 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
     task, rows, unlabeled = _read_rows(tables, columns, options, ids=ids)
     for finding, remedy in find_odd_names(task.class_names):
         emit(WarningMessage(finding, remedy=remedy))
-    _report_texts(rows["train"]["text"], path=tables["train"].path)
+    _report_missing(rows["train"]["text"], path=tables["train"].path)
     splits = DatasetDict()
     for split, known in rows.items():
         if split != "train":
@@ -300,27 +298,14 @@ def _with_flat_labels(rows: pyarrow.Table) -> pyarrow.Table:
     return rows.set_column(place, "label", flat_values(rows["label"]))
 
 
-def _report_texts(texts: pyarrow.ChunkedArray, *, path: Path) -> None:
-    """Warn about texts that were decoded wrongly, and about words for a missing text."""
+def _report_missing(texts: pyarrow.ChunkedArray, *, path: Path) -> None:
+    """Warn about words for a missing text."""
     short = texts.filter(pc.less_equal(pc.binary_length(texts), max(map(len, MISSING))))
     words = short.filter(pc.is_in(pc.utf8_lower(short), value_set=pyarrow.array(MISSING)))
-    others = texts.filter(pc.invert(pc.string_is_ascii(texts))).slice(0, SAMPLE_ROWS)
-    garbled = list(filter(_is_garbled, others.to_pylist()))
-    for examples, problem, remedy in (
-        (words.to_pylist(), "a missing text", "leave these cells empty if the text is missing"),
-        (garbled, "UTF-8 that was decoded as another encoding", "export the file again as UTF-8"),
-    ):
-        if examples:
-            finding = f"{len(examples):,} texts of {path} look like {problem}, such as"
-            emit(WarningMessage(f"{finding} {examples[0][:60]!r}", remedy=remedy))
-
-
-def _is_garbled(text: str) -> bool:
-    """Return whether a text becomes other UTF-8 text if an encoding is undone."""
-    for encoding in ("cp1252", "latin_1", "cp1250", "cp1251", "mac_roman"):
-        with suppress(UnicodeError):
-            return text.encode(encoding).decode() != text
-    return False
+    if len(words):
+        finding = f"{len(words):,} texts of {path} look like a missing text, such as"
+        remedy = "leave these cells empty if the text is missing"
+        emit(WarningMessage(f"{finding} {words[0].as_py()!r}", remedy=remedy))
 
 
 def _with_labels(
