@@ -41,11 +41,7 @@ MAX_CHUNK_CHARACTERS = 2**21
 # Options for reading a table, which evaluate has too.
 READING = ("table", "text_column", "text_pair_column", "encoding")
 WITHOUT_LINE_ENDS = str.maketrans("\t\r\n", "   ")
-# Suffixes of tables and text files.
-FILE_SUFFIXES = (
-    *(".csv", ".tsv", ".tab", ".txt", ".text", ".log", ".md", ".jsonl", ".ndjson", ".json"),
-    *(".parquet", ".xlsx", ".xlsm", ".xls", ".xlsb", ".ods", ".gz", ".zip"),
-)
+TEXT_SUFFIXES = (".tab", ".txt", ".text", ".log", ".md")
 EXAMPLES = """\b
 Examples:
   finetune predict runs/demo "Who wrote Faust?"
@@ -199,7 +195,7 @@ class LoadedModel:
         label = self._columns.earlier_columns.get("label_column") if source else None
         if source is None or label not in source.frame or label in source.class_names:
             return {}
-        from finetune.data.read import list_of
+        from finetune.data.values import list_of
         from finetune.tasks.labels import values_of_classes
 
         names = self.model.text_model.task.class_names
@@ -248,7 +244,9 @@ def _read_file(
 
 def _is_file_name(text: str) -> bool:
     """Return whether an argument is a file, or has the suffix of a table or text file."""
-    looks_like_file = text.lower().endswith(FILE_SUFFIXES) or "/" in text
+    from finetune.data.read import TABLE_SUFFIXES
+
+    looks_like_file = text.lower().endswith((*TABLE_SUFFIXES, *TEXT_SUFFIXES)) or "/" in text
     is_word = not re.search(r"\s|://", text)
     return text == "-" or os.path.isfile(text) or (is_word and looks_like_file)
 
@@ -274,7 +272,7 @@ def _as_texts(texts: Sequence[str], pairs: Sequence[str]) -> Texts:
 @flags.options_of(evaluate, only=READING)
 @click.option("--lines", is_flag=True, help="Read each line of a table as a text.")
 @flags.output_file_option(
-    "Write the table with predictions to this csv, tsv, jsonl, json, parquet or xlsx file."
+    "Write the table with predictions to this file; a suffix such as .csv or .xlsx sets its format."
 )
 @flags.options_of(predict)
 @flags.with_display
@@ -353,7 +351,7 @@ def _show(
     *,
     display: flags.Display,
 ) -> None:
-    from finetune.evaluation.prediction_file import as_json
+    from finetune.data.write import as_json
 
     for number, predictions in enumerate(chunks):
         if written:
@@ -383,7 +381,8 @@ def _show_lines(predictions: "Sequence[Prediction]", *, is_first: bool) -> None:
 
 def _cells(prediction: "Prediction") -> list[tuple[str, str]]:
     """Return titles and cells. The probabilities of all classes replace the highest one."""
-    from finetune.evaluation.prediction_file import joined, rounded
+    from finetune.data.write import rounded
+    from finetune.evaluation.prediction_file import joined
 
     words, numbers = [], dict[str, float | None]()
     for name, value in prediction.result.items():

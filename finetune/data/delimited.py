@@ -50,12 +50,10 @@ class FileFormat:
     """The format of a file, so that another file can be written in the same format.
 
     Args:
-        kind: ``csv`` (of any delimiter), ``jsonl``, ``json``, ``parquet``, ``excel``, ``fasttext``.
         encoding: As Python names it; ``utf-8-sig`` and ``utf-16`` begin with a byte-order mark.
         metadata: Schema metadata of a Parquet file, with the class names.
     """
 
-    kind: str
     delimiter: str = ","
     quote: str = '"'
     encoding: str = "utf-8"
@@ -196,7 +194,7 @@ def _find_dialect(text: TextFile, options: DataConfig) -> Delimited:
     above = f", {lines_above:,} lines above the table are skipped" if lines_above else ""
     known = f"encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}{quotes}{above}"
     emit(Info(f"reading {text.path}: {known}"))
-    written = FileFormat("csv", delimiter, quote, text.encoding, line_end=text.line_end())
+    written = FileFormat(delimiter, quote, text.encoding, line_end=text.line_end())
     return Delimited(text, written, lines_above, skips_spaces)
 
 

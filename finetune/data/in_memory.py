@@ -18,8 +18,9 @@ from pyarrow import parquet, types
 from finetune.config.schema import DataConfig, flag_of
 from finetune.data.columns import TEXT
 from finetune.data.delimited import FileFormat, are_known_names
-from finetune.data.read import SourceTable, as_text, frame_of, plain
+from finetune.data.read import SourceTable
 from finetune.data.stream import Texts, not_unicode, read_texts, texts_of
+from finetune.data.values import as_text, frame_of, plain
 from finetune.errors import ConfigurationError, DataUnreadableError, FinetuneError, UsageError
 from finetune.files import write_bytes_atomically
 
@@ -210,7 +211,7 @@ def _texts_in(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Texts:
     table = as_arrow(texts)
     if not table.num_rows:
         return Texts([], [] if reads_pairs else None)
-    source = SourceTable(Path("the table"), frame_of(table), FileFormat("parquet"), "row")
+    source = SourceTable(Path("the table"), frame_of(table), FileFormat(), "row")
     return texts_of(source, options, reads_pairs=reads_pairs)
 
 

@@ -1,6 +1,6 @@
 """Files become tables: as they are (``SourceTable``), or with every value as text (``RawTable``).
 
-JSON, Parquet, spreadsheets and fastText are read here, delimited text in delimited.py.
+``FORMATS``, at the end, has all file formats, also those that write.py can write.
 """
 
 import json
@@ -26,15 +26,19 @@ from finetune.config.schema import DataConfig
 from finetune.data import delimited, labeling_tools, packed
 from finetune.data.delimited import Delimited, FileFormat
 from finetune.data.encoding import TextFile, find_text
+from finetune.data.values import as_text, as_texts, content_of, frame_of, is_read, list_of, stored
+from finetune.data.write import (
+    rounded,
+    write_delimited,
+    write_excel,
+    write_json,
+    write_json_lines,
+    write_parquet,
+)
 from finetune.errors import DataNotFoundError, DataUnreadableError
 from finetune.events import Info, emit
 from finetune.tasks.labels import map_values
 
-SUFFIXES = (
-    *(".csv", ".tsv", ".jsonl", ".json", ".parquet", ".ft"),
-    *(".xlsx", ".xlsm", ".xls", ".xlsb", ".ods"),
-)
-TABLE_SUFFIXES = (*SUFFIXES, ".ndjson", *packed.PACKED_SUFFIXES, ".zip")
 # Rows converted to Python objects at a time, and bytes that Arrow reads per block.
 STREAM_ROWS, BLOCK_BYTES = 1_024, 2**24
 # JSON writes a character beyond 16 bits as two escapes. This is the first of them.
@@ -82,7 +86,7 @@ class SourceTable:
         columns, left_out = {}, {**self.left_out}
         for name in [name for name in self.frame if name not in left_out]:
             if (column := as_texts(self.frame[name])) is None:
-                left_out[name] = _content_of(self.frame[name].dropna().iloc[0])
+                left_out[name] = content_of(self.frame[name].dropna().iloc[0])
             else:
                 columns[name] = column
         return columns, left_out
@@ -153,7 +157,7 @@ def read_file(path: Path, options: DataConfig) -> RawTable:
         convert = partial(_name_classes, names=source.class_names[name])
         columns[name] = map_values(columns[name], convert)
     table, numbers = pyarrow.table(columns), frame.index.to_numpy(np.int64)
-    if source.format.kind in ("csv", "excel") and delimited.ends_with_total(table):
+    if source.layout and delimited.ends_with_total(table):  # people write totals, programs don't
         emit(Info(f"the last row of {path} is a total and is left out"))
         table, numbers = table.slice(0, len(table) - 1), numbers[:-1]
     return RawTable(
@@ -173,78 +177,84 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
         readable_only: Leave out columns of a Parquet file with vectors or bytes, which are large.
     """
     content = packed.unpack(path, TABLE_SUFFIXES, options.table)
-    kind, is_member = _find_kind(content), content.path != path
+    found, is_member = _find_format(content), content.path != path
     path = content.path
-    if options.table and not is_member and kind not in ("excel", "json"):
+    if options.table and not is_member and not found.has_several:
         remedy = f"drop --table {options.table}"
         raise DataNotFoundError(f"{path} has one table only", remedy=remedy)
-    if kind == "parquet":
-        return _read_parquet(content, readable_only=readable_only)
-    if kind == "excel":
-        return _read_workbook(content, options)
+    return found.read(content, options, readable_only)
+
+
+# Delimited text, and lines of fastText, where ``__label__good`` is a label.
+
+
+def _read_delimited(
+    content: packed.Content, options: DataConfig, _readable_only: bool
+) -> SourceTable:
     text = find_text(content, encoding=options.encoding)
-    if kind == "csv":
-        table, numbers, dialect = delimited.read_table(text, options)
-        frame = frame_of(table).set_index(numbers)
-        return SourceTable(path, frame, dialect.format, "line", layout=dialect)
-    emit(Info(f"reading {path}: encoding {text.encoding}"))
-    lines = [number for number, _ in text.lines()] if kind != "json" else []
-    if kind == "fasttext":
-        frame = _read_fasttext(text)
-    elif kind == "jsonl" and (table := _read_by_arrow(text, rows=len(lines))) is not None:
-        frame = frame_of(table)
-    else:
-        frame = _read_json(text, options, is_lines=kind == "jsonl")
-    written = FileFormat(kind, encoding=text.encoding, line_end=text.line_end())
+    table, numbers, dialect = delimited.read_table(text, options)
+    frame = frame_of(table).set_index(numbers)
+    return SourceTable(content.path, frame, dialect.format, "line", layout=dialect)
+
+
+def _is_fasttext(content: packed.Content, start: bytes) -> bool:
+    return content.suffix == ".ft" or bool(re.match(rb"(?i)(.*\s)?__label__\S", start))
+
+
+def _read_fasttext(
+    content: packed.Content, options: DataConfig, _readable_only: bool
+) -> SourceTable:
+    text = _find_text(content, options)
+    lines = dict(text.lines())
+    labels = list(map(FASTTEXT_LABEL.findall, lines.values()))
+    has_several = any(len(names) > 1 for names in labels)
+    columns = {
+        "text": [FASTTEXT_LABEL.sub("", line).strip() for line in lines.values()],
+        "label": labels if has_several else list(map("".join, labels)),
+    }
+    return _source_of(text, pandas.DataFrame(columns, dtype=object), [*lines])
+
+
+def _find_text(content: packed.Content, options: DataConfig) -> TextFile:
+    text = find_text(content, encoding=options.encoding)
+    emit(Info(f"reading {text.path}: encoding {text.encoding}"))
+    return text
+
+
+def _source_of(text: TextFile, frame: pandas.DataFrame, lines: Sequence[int] = ()) -> SourceTable:
+    written = FileFormat(encoding=text.encoding, line_end=text.line_end())
     if len(lines) != len(frame):  # an object may take several lines
-        return SourceTable(path, _numbered(frame), written, "row")
-    return SourceTable(path, frame.set_index(np.array(lines, np.int64)), written, "line")
-
-
-def _find_kind(content: packed.Content) -> str:
-    """Return the kind of a file from its content or, if that is ambiguous, its suffix."""
-    start, path = content.start(packed.START_BYTES), content.path
-    if not start:
-        raise DataUnreadableError(f"{path} is empty", remedy="copy, download or export it again")
-    if start.startswith(b"PAR1"):
-        return "parquet"
-    if packed.is_workbook(content):
-        return "excel"
-    packed.reject_foreign(content)
-    start = start.lstrip(b"\xef\xbb\xbf \t\r\n")
-    is_named_json = content.suffix in (".json", ".jsonl", ".ndjson")
-    is_json = is_named_json and start.startswith((b"[", b"{", b'"'))
-    if is_json or re.match(rb'\{\s*"([^"\\]|\\.)*"\s*:|\[\s*[\[{]\s*"', start):
-        with content.open() as file:
-            filled = (line for line in map(bytes.strip, file) if line)
-            first, second = next(filled, b""), next(filled, b"")
-        is_object = first.removeprefix(b"\xef\xbb\xbf").startswith(b"{") and first.endswith(b"}")
-        are_lines = bool(second) or (content.suffix != ".json" and b"}{" not in first)
-        return "jsonl" if is_object and are_lines else "json"
-    if content.suffix == ".ft" or re.match(rb"(?i)(.*\s)?__label__\S", start):
-        return "fasttext"
-    return "csv"
-
-
-def frame_of(table: pyarrow.Table) -> pandas.DataFrame:
-    """Return a frame with Arrow types, without copying the values of the table."""
-    return table.to_pandas(types_mapper=pandas.ArrowDtype)
-
-
-def arrow_of(values: pandas.Series) -> Any:
-    """Return a column with an Arrow type as Arrow, and a column of objects as a list."""
-    if isinstance(values.dtype, pandas.ArrowDtype):
-        return pyarrow.chunked_array(values.array.__arrow_array__())
-    return [None if value is pandas.NA else value for value in values.tolist()]
-
-
-def list_of(values: pandas.Series) -> list[Any]:
-    """Return the Python objects of a column, with missing values as ``None``."""
-    column = arrow_of(values)
-    return column if isinstance(column, list) else column.to_pylist()
+        return SourceTable(text.path, _numbered(frame), written, "row")
+    return SourceTable(text.path, frame.set_index(np.array(lines, np.int64)), written, "line")
 
 
 # Lines of JSON.
+
+
+def _is_json(content: packed.Content, start: bytes) -> bool:
+    is_named_json = content.suffix in (".json", ".jsonl", ".ndjson")
+    is_json = is_named_json and start.startswith((b"[", b"{", b'"'))
+    return is_json or bool(re.match(rb'\{\s*"([^"\\]|\\.)*"\s*:|\[\s*[\[{]\s*"', start))
+
+
+def _are_json_lines(content: packed.Content, start: bytes) -> bool:
+    if not _is_json(content, start):
+        return False
+    with content.open() as file:
+        filled = (line for line in map(bytes.strip, file) if line)
+        first, second = next(filled, b""), next(filled, b"")
+    is_object = first.removeprefix(b"\xef\xbb\xbf").startswith(b"{") and first.endswith(b"}")
+    return is_object and (bool(second) or (content.suffix != ".json" and b"}{" not in first))
+
+
+def _read_json_lines(
+    content: packed.Content, options: DataConfig, _readable_only: bool
+) -> SourceTable:
+    text = _find_text(content, options)
+    lines = [number for number, _ in text.lines()]
+    table = _read_by_arrow(text, rows=len(lines))
+    frame = _parse_tables(text, options, are_lines=True) if table is None else frame_of(table)
+    return _source_of(text, frame, lines)
 
 
 def _numbered(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -290,10 +300,15 @@ def _frame_of(records: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
 # Documents of JSON.
 
 
-def _read_json(text: TextFile, options: DataConfig, *, is_lines: bool) -> pandas.DataFrame:
+def _read_json(content: packed.Content, options: DataConfig, _readable_only: bool) -> SourceTable:
+    text = _find_text(content, options)
+    return _source_of(text, _parse_tables(text, options, are_lines=False))
+
+
+def _parse_tables(text: TextFile, options: DataConfig, *, are_lines: bool) -> pandas.DataFrame:
     """Return the only table of a document, or the chosen one."""
     values = _parse_json(text)
-    tables = dict(_find_tables(values if len(values) > 1 or is_lines else values[0]))
+    tables = dict(_find_tables(values if len(values) > 1 or are_lines else values[0]))
     if not tables:
         remedy = f"{SHAPES}; pass a configuration with --config"
         raise DataUnreadableError(f"{text.path} contains no rows of one kind", remedy=remedy)
@@ -377,24 +392,12 @@ def _rows_of_object(value: dict[str, Any]) -> list[Any]:
     return [value] if is_row else []
 
 
-# Lines of fastText, where ``__label__good`` is a label.
-
-
-def _read_fasttext(text: TextFile) -> pandas.DataFrame:
-    lines = [line for _, line in text.lines()]
-    labels = list(map(FASTTEXT_LABEL.findall, lines))
-    has_several = any(len(names) > 1 for names in labels)
-    columns = {
-        "text": [FASTTEXT_LABEL.sub("", line).strip() for line in lines],
-        "label": labels if has_several else list(map("".join, labels)),
-    }
-    return pandas.DataFrame(columns, dtype=object)
-
-
 # Parquet.
 
 
-def _read_parquet(content: packed.Content, *, readable_only: bool) -> SourceTable:
+def _read_parquet(
+    content: packed.Content, _options: DataConfig, readable_only: bool
+) -> SourceTable:
     """Return the columns; numbers of classes that have names stay numbers."""
     path, unpacked = content.path, content.unpacked
     emit(Info(f"reading {path}"))
@@ -402,7 +405,7 @@ def _read_parquet(content: packed.Content, *, readable_only: bool) -> SourceTabl
         source: Any = path if unpacked is None else pyarrow.BufferReader(unpacked)
         file = parquet.ParquetFile(source, memory_map=unpacked is None)
         schema = file.schema_arrow
-        large = [column.name for column in schema if readable_only and not _is_read(column.type)]
+        large = [column.name for column in schema if readable_only and not is_read(column.type)]
         first: Any = next(file.iter_batches(1, columns=large), None)
         table = file.read(columns=[name for name in schema.names if name not in large])
         table.validate(full=True)  # texts may be other bytes than UTF-8
@@ -412,14 +415,14 @@ def _read_parquet(content: packed.Content, *, readable_only: bool) -> SourceTabl
     if not file.metadata.num_rows:
         raise DataUnreadableError(f"{path} has no rows", remedy="export it again")
     names = delimited.complete_names(table.column_names, path=path)
-    columns = dict(zip(names, map(_stored, table.columns), strict=True))
+    columns = dict(zip(names, map(stored, table.columns), strict=True))
     return SourceTable(
         path,
         _numbered(frame_of(pyarrow.table(columns))),
-        FileFormat("parquet", metadata=schema.metadata),
+        FileFormat(metadata=schema.metadata),
         "row",
         class_names=_class_names(schema.metadata or {}),
-        left_out={name: _content_of(first[name][0].as_py()) for name in large},
+        left_out={name: content_of(first[name][0].as_py()) for name in large},
     )
 
 
@@ -446,7 +449,9 @@ def _name_classes(value: str, *, names: Sequence[str]) -> str:
 # Workbooks.
 
 
-def _read_workbook(content: packed.Content, options: DataConfig) -> SourceTable:
+def _read_workbook(
+    content: packed.Content, options: DataConfig, _readable_only: bool
+) -> SourceTable:
     """Return the one sheet with rows that is not hidden, or the chosen one."""
     path = content.path
     emit(Info(f"reading {path}: a spreadsheet"))
@@ -466,7 +471,7 @@ def _read_workbook(content: packed.Content, options: DataConfig) -> SourceTable:
     return SourceTable(
         path,
         pandas.DataFrame(columns, body.index + 1, dtype=object),
-        FileFormat("excel", has_header=has_header),
+        FileFormat(has_header=has_header),
         "row",
         left_out=dict.fromkeys(unsaved, UNSAVED),
         layout=Sheet(content, sheet_name, int(table.index[start]) + 1 if has_header else None),
@@ -526,87 +531,101 @@ def _has_unsaved_formulas(content: packed.Content) -> bool:
         return any(FORMULA_WITHOUT_VALUE.search(archive.read(name)) for name in sheets)
 
 
-# Values as text.
+# All formats.
 
 
-def as_texts(values: pandas.Series) -> pyarrow.ChunkedArray | None:
-    """Return a column as text, or ``None`` if it holds other values than texts and numbers."""
-    column = arrow_of(values)
-    if not isinstance(column, list):
-        if not _is_read(column.type) or "struct<" in str(column.type):
-            return None
-        column = plain(column)
-        column = column.to_pylist() if types.is_nested(column.type) else column
-    if isinstance(column, list) and {*map(type, column)} <= {str, type(None)}:
-        column = pyarrow.chunked_array([pyarrow.array(column, "string")])
-    if isinstance(column, list):
-        texts = pyarrow.array(map(as_text, column), "string")
-        return None if texts.null_count else pyarrow.chunked_array([texts])
-    if not (types.is_string(column.type) or types.is_integer(column.type)):
-        column = map_values(column, as_text)
-    return pc.fill_null(column.cast("string"), "")
+@dataclass(frozen=True)
+class Format:
+    """A file format: how it is recognized, read and written.
 
-
-def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """Return a column in types for which Arrow has all functions."""
-    column = _stored(column)
-    kind = column.type
-    if types.is_dictionary(kind):
-        return plain(column.cast(kind.value_type))
-    if types.is_float16(kind):
-        return column.cast("float64")
-    if (is_view := types.is_string_view(kind)) or types.is_large_string(kind):
-        # Before version 24, pyarrow can't count the bytes of views.
-        size_bytes = column.get_total_buffer_size() if is_view else column.nbytes
-        return column.cast("string" if size_bytes < 2**31 else "large_string")
-    is_list = types.is_nested(kind) and hasattr(kind, "value_type")
-    if is_list and not types.is_list(kind):  # Arrow's own cast is wrong
-        return pyarrow.chunked_array([column.to_pylist()], pyarrow.list_(kind.value_type))
-    return column
-
-
-def _stored(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """Return a column without an Arrow extension type, which pandas may not know."""
-    is_extended = isinstance(column.type, pyarrow.BaseExtensionType)
-    return column.cast(column.type.storage_type) if is_extended else column
-
-
-def _is_read(kind: pyarrow.DataType) -> bool:
-    """Return whether a type may hold texts, labels or objects, in contrast to vectors or bytes."""
-    if isinstance(kind, pyarrow.BaseExtensionType):
-        kind = kind.storage_type
-    if types.is_nested(kind) and "struct<" not in str(kind):
-        inner = getattr(kind, "value_type", None)
-        is_vector = inner is None or types.is_floating(inner) or types.is_nested(inner)
-        return not is_vector and _is_read(inner)
-    return re.search(r"binary(_view)?\b(?!:)", str(kind)) is None
-
-
-def as_text(value: Any) -> str | None:
-    """Return a value as text, a list as JSON; None if it is not text or a number, such as bytes.
-
-    >>> [as_text(value) for value in ("3.0", 3.0, 2.5, True, None, b"x", ["x", 1], {"y": 1})]
-    ['3.0', '3', '2.5', 'true', '', None, '["x", "1"]', None]
+    Args:
+        suffixes: Of the files that are found in folders, in archives and on the Hub.
+        read: Returns the table. If the last argument is true, columns of vectors or bytes, which
+            are large, may be left out.
+        recognizes: Whether a file has the format, from its content and its first bytes, which start
+            at the first character of text. If None, it is the format of any other text.
+        is_binary: Binary files are recognized before foreign ones are rejected.
+        has_several: Whether a file may have several tables, of which ``--table`` chooses one.
+        write: Writes a table with predictions.
+        write_suffixes: Of the files that ``write`` writes, if they are not ``suffixes``.
+        number: Returns a score as ``write`` gets it. If None, it gets lists and objects too.
     """
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(item, str | int | None) for item in value):
-        return json.dumps(list(map(as_text, value)), ensure_ascii=False)
-    if isinstance(value, bytes | list | dict):
-        return None
-    if value is None or value != value:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value)
+
+    suffixes: tuple[str, ...]
+    read: Callable[[packed.Content, DataConfig, bool], SourceTable]
+    recognizes: Callable[[packed.Content, bytes], bool] | None = None
+    is_binary: bool = False
+    has_several: bool = False
+    write: Callable[[Path, pandas.DataFrame, FileFormat], None] | None = None
+    write_suffixes: tuple[str, ...] = ()
+    number: Callable[[float], Any] | None = float
 
 
-def _content_of(value: Any) -> str:
-    """Return what is in a column that has neither texts nor numbers, from one of its values."""
-    if isinstance(value, list):
-        return f"lists of {_content_of(value[0]) if value else 'nothing'}"
-    if isinstance(value, dict):
-        return f"objects with {', '.join(map(str, value)) or 'nothing'}"
-    return {str: "texts", int: "numbers", float: "numbers"}.get(type(value), "bytes")
+FORMATS = (
+    Format(
+        suffixes=(".csv", ".tsv"),
+        read=_read_delimited,
+        write=write_delimited,
+        write_suffixes=(".csv", ".tsv", ".txt"),
+        number=rounded,
+    ),
+    Format(
+        suffixes=(".jsonl", ".ndjson"),
+        read=_read_json_lines,
+        recognizes=_are_json_lines,
+        write=write_json_lines,
+        number=None,
+    ),
+    Format(
+        suffixes=(".json",),
+        read=_read_json,
+        recognizes=_is_json,
+        has_several=True,
+        write=write_json,
+        number=None,
+    ),
+    Format(
+        suffixes=(".parquet",),
+        read=_read_parquet,
+        recognizes=lambda _content, start: start.startswith(b"PAR1"),
+        is_binary=True,
+        write=write_parquet,
+    ),
+    Format(suffixes=(".ft",), read=_read_fasttext, recognizes=_is_fasttext),
+    Format(
+        suffixes=(".xlsx", ".xlsm", ".xls", ".xlsb", ".ods"),
+        read=_read_workbook,
+        recognizes=lambda content, _start: packed.is_workbook(content),
+        is_binary=True,
+        has_several=True,
+        write=write_excel,
+        write_suffixes=(".xlsx", ".xlsm"),
+        number=rounded,
+    ),
+)
+SUFFIXES = tuple(suffix for known in FORMATS for suffix in known.suffixes)
+TABLE_SUFFIXES = (*SUFFIXES, *packed.PACKED_SUFFIXES, ".zip")
+WRITERS = {
+    suffix: (known, known.write)
+    for known in FORMATS
+    if known.write
+    for suffix in known.write_suffixes or known.suffixes
+}
+
+
+def _find_format(content: packed.Content) -> Format:
+    """Return the format that recognizes a file, or the format of other texts."""
+    start = content.start(packed.START_BYTES)
+    if not start:
+        remedy = "copy, download or export it again"
+        raise DataUnreadableError(f"{content.path} is empty", remedy=remedy)
+    known = [(item, item.recognizes) for item in FORMATS if item.recognizes]
+    for item, recognizes in known:
+        if item.is_binary and recognizes(content, start):
+            return item
+    packed.reject_foreign(content)
+    start = start.lstrip(b"\xef\xbb\xbf \t\r\n")
+    for item, recognizes in known:
+        if not item.is_binary and recognizes(content, start):
+            return item
+    return next(item for item in FORMATS if not item.recognizes)

@@ -31,13 +31,6 @@ TABLE_COLUMN = re.compile(r'<((?:\w+:)?)tableColumn\b[^>]*? id="(\d+)"')
 # Ranges that start in a row and end in a column. Excel and LibreOffice read different ones.
 RANGE = r'(<(?:\w+:)?(?:table|autoFilter)\b[^>]* ref="[A-Z]+{row}:){end}(?=\d)'
 FILTER = r"(_FilterDatabase\"[^>]*>'?{name}'?!\$[A-Z]+\${row}:\$){end}(?=\$)"
-# Characters that XML can't have, a carriage return, and text that looks like an escaped one.
-ESCAPED = re.compile("[\0-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]|_(?=x[0-9A-Fa-f]{4}_)")
-
-
-def escape_characters(text: str) -> str:
-    """Return text as cells store it, where ``_x0007_`` is one character."""
-    return ESCAPED.sub(lambda found: f"_x{ord(found[0]):04X}_", text)
 
 
 def add_columns(

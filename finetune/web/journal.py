@@ -27,8 +27,9 @@ from finetune.config.schema import Config, DataConfig
 from finetune.data.columns import LABEL_NAMES, columns_named, plain_name, read_labels
 from finetune.data.dataset import make_dataset
 from finetune.data.labeling_tools import How
-from finetune.data.read import TABLE_SUFFIXES, as_texts, read_file
+from finetune.data.read import TABLE_SUFFIXES, read_file
 from finetune.data.stream import read_texts
+from finetune.data.values import as_texts
 from finetune.errors import DataError, DataNotFoundError, FinetuneError, UsageError
 from finetune.events import Info, emit, muted
 from finetune.files import append_jsonl, read_jsonl, write_text_atomically

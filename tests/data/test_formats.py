@@ -20,8 +20,9 @@ from pyarrow import parquet
 from finetune.config.schema import DataConfig
 from finetune.data.in_memory import write_table
 from finetune.data.labeling_tools import convert
-from finetune.data.read import RawTable, as_text, read_file
+from finetune.data.read import RawTable, read_file
 from finetune.data.stream import read_texts
+from finetune.data.values import as_text
 from finetune.errors import DataError, DataUnreadableError
 from finetune.tasks.labels import split_labels
 

@@ -13,7 +13,7 @@ from data_files import messages
 from finetune.config.schema import DataConfig
 from finetune.data.columns import OtherData
 from finetune.data.load import load_data
-from finetune.data.read import read_file, read_source
+from finetune.data.read import Sheet, read_file, read_source
 from finetune.data.stream import read_texts
 from finetune.errors import DataError, SeveralTablesError
 
@@ -252,4 +252,4 @@ def test_cells_of_a_spreadsheet_keep_their_types(tmp_path: Path) -> None:
     path = write_sheet(tmp_path / "a.xlsx", [["text", "n", "x"], ["a", 3, True], [None, 2.5, "y"]])
     source = read_source(path, DataConfig())
     assert source.frame.to_dict("list") == {"text": ["a", None], "n": [3, 2.5], "x": [True, "y"]}
-    assert source.format.kind == "excel"
+    assert isinstance(source.layout, Sheet)
