@@ -7,11 +7,15 @@ from typing import Any, Literal
 
 import pandas
 
-from finetune.data.packed import WORDS
 from finetune.errors import DataError
 
 ANSWERS = {"accept", "reject", "ignore", ""}
-OF_LABEL_STUDIO, OF_PRODIGY = (WORDS[tool].split() for tool in ("label_studio", "prodigy"))
+# Columns that these tools write next to the text. Other names of Prodigy begin with _.
+OF_LABEL_STUDIO = [
+    *("annotator", "annotation_id", "lead_time", "created_at", "updated_at", "completed_by"),
+    *("agreement", "cancelled_annotations", "total_annotations", "total_predictions"),
+]
+OF_PRODIGY = ["answer", "accept", "options", "cats", "label", "spans", "tokens", "meta", "config"]
 OF_DOCCANO = ["Comments", "annotation_approver"]
 MIN_PROBABILITY = 0.5
 How = Literal["file", "spread", "uncertain", "rare", "random", "chosen"]

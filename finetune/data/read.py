@@ -23,18 +23,11 @@ from pyarrow import parquet, types
 from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
 
 from finetune.config.schema import DataConfig
-from finetune.data import delimited, labeling_tools, packed
+from finetune.data import delimited, labeling_tools, packed, write
 from finetune.data.delimited import Delimited, FileFormat
 from finetune.data.encoding import TextFile, find_text
+from finetune.data.packed import Content
 from finetune.data.values import as_text, as_texts, content_of, frame_of, is_read, list_of, stored
-from finetune.data.write import (
-    rounded,
-    write_delimited,
-    write_excel,
-    write_json,
-    write_json_lines,
-    write_parquet,
-)
 from finetune.errors import DataNotFoundError, DataUnreadableError
 from finetune.events import Info, emit
 from finetune.tasks.labels import map_values
@@ -55,7 +48,7 @@ UNSAVED = "formulas whose values were not saved; open it in Excel or LibreOffice
 class Sheet(NamedTuple):
     """The sheet of a spreadsheet with a table, and the row of its header, counted from 1."""
 
-    content: packed.Content
+    content: Content
     name: str
     header: int | None
 
@@ -188,22 +181,18 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
 # Delimited text, and lines of fastText, where ``__label__good`` is a label.
 
 
-def _read_delimited(
-    content: packed.Content, options: DataConfig, _readable_only: bool
-) -> SourceTable:
+def _read_delimited(content: Content, options: DataConfig, _narrow: bool) -> SourceTable:
     text = find_text(content, encoding=options.encoding)
     table, numbers, dialect = delimited.read_table(text, options)
     frame = frame_of(table).set_index(numbers)
     return SourceTable(content.path, frame, dialect.format, "line", layout=dialect)
 
 
-def _is_fasttext(content: packed.Content, start: bytes) -> bool:
+def _is_fasttext(content: Content, start: bytes) -> bool:
     return content.suffix == ".ft" or bool(re.match(rb"(?i)(.*\s)?__label__\S", start))
 
 
-def _read_fasttext(
-    content: packed.Content, options: DataConfig, _readable_only: bool
-) -> SourceTable:
+def _read_fasttext(content: Content, options: DataConfig, _narrow: bool) -> SourceTable:
     text = _find_text(content, options)
     lines = dict(text.lines())
     labels = list(map(FASTTEXT_LABEL.findall, lines.values()))
@@ -215,7 +204,7 @@ def _read_fasttext(
     return _source_of(text, pandas.DataFrame(columns, dtype=object), [*lines])
 
 
-def _find_text(content: packed.Content, options: DataConfig) -> TextFile:
+def _find_text(content: Content, options: DataConfig) -> TextFile:
     text = find_text(content, encoding=options.encoding)
     emit(Info(f"reading {text.path}: encoding {text.encoding}"))
     return text
@@ -231,13 +220,13 @@ def _source_of(text: TextFile, frame: pandas.DataFrame, lines: Sequence[int] = (
 # Lines of JSON.
 
 
-def _is_json(content: packed.Content, start: bytes) -> bool:
+def _is_json(content: Content, start: bytes) -> bool:
     is_named_json = content.suffix in (".json", ".jsonl", ".ndjson")
     is_json = is_named_json and start.startswith((b"[", b"{", b'"'))
     return is_json or bool(re.match(rb'\{\s*"([^"\\]|\\.)*"\s*:|\[\s*[\[{]\s*"', start))
 
 
-def _are_json_lines(content: packed.Content, start: bytes) -> bool:
+def _are_json_lines(content: Content, start: bytes) -> bool:
     if not _is_json(content, start):
         return False
     with content.open() as file:
@@ -247,9 +236,7 @@ def _are_json_lines(content: packed.Content, start: bytes) -> bool:
     return is_object and (bool(second) or (content.suffix != ".json" and b"}{" not in first))
 
 
-def _read_json_lines(
-    content: packed.Content, options: DataConfig, _readable_only: bool
-) -> SourceTable:
+def _read_json_lines(content: Content, options: DataConfig, _narrow: bool) -> SourceTable:
     text = _find_text(content, options)
     lines = [number for number, _ in text.lines()]
     table = _read_by_arrow(text, rows=len(lines))
@@ -300,7 +287,7 @@ def _frame_of(records: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
 # Documents of JSON.
 
 
-def _read_json(content: packed.Content, options: DataConfig, _readable_only: bool) -> SourceTable:
+def _read_json(content: Content, options: DataConfig, _narrow: bool) -> SourceTable:
     text = _find_text(content, options)
     return _source_of(text, _parse_tables(text, options, are_lines=False))
 
@@ -395,9 +382,7 @@ def _rows_of_object(value: dict[str, Any]) -> list[Any]:
 # Parquet.
 
 
-def _read_parquet(
-    content: packed.Content, _options: DataConfig, readable_only: bool
-) -> SourceTable:
+def _read_parquet(content: Content, _options: DataConfig, readable_only: bool) -> SourceTable:
     """Return the columns; numbers of classes that have names stay numbers."""
     path, unpacked = content.path, content.unpacked
     emit(Info(f"reading {path}"))
@@ -449,9 +434,7 @@ def _name_classes(value: str, *, names: Sequence[str]) -> str:
 # Workbooks.
 
 
-def _read_workbook(
-    content: packed.Content, options: DataConfig, _readable_only: bool
-) -> SourceTable:
+def _read_workbook(content: Content, options: DataConfig, _narrow: bool) -> SourceTable:
     """Return the one sheet with rows that is not hidden, or the chosen one."""
     path = content.path
     emit(Info(f"reading {path}: a spreadsheet"))
@@ -478,7 +461,7 @@ def _read_workbook(
     )
 
 
-def _read_sheet(content: packed.Content, options: DataConfig) -> tuple[str, pandas.DataFrame]:
+def _read_sheet(content: Content, options: DataConfig) -> tuple[str, pandas.DataFrame]:
     """Return the sheet without empty rows and columns, with merged cells filled down."""
     path = content.path
     try:
@@ -523,7 +506,7 @@ def _plain_cell(cell: Any) -> Any:
     return cell
 
 
-def _has_unsaved_formulas(content: packed.Content) -> bool:
+def _has_unsaved_formulas(content: Content) -> bool:
     if not content.start(len(packed.ZIP)).startswith(packed.ZIP):
         return False
     with content.open() as file, ZipFile(file) as archive:
@@ -536,24 +519,24 @@ def _has_unsaved_formulas(content: packed.Content) -> bool:
 
 @dataclass(frozen=True)
 class Format:
-    """A file format: how it is recognized, read and written.
+    """A file format.
 
     Args:
         suffixes: Of the files that are found in folders, in archives and on the Hub.
-        read: Returns the table. If the last argument is true, columns of vectors or bytes, which
-            are large, may be left out.
-        recognizes: Whether a file has the format, from its content and its first bytes, which start
-            at the first character of text. If None, it is the format of any other text.
-        is_binary: Binary files are recognized before foreign ones are rejected.
-        has_several: Whether a file may have several tables, of which ``--table`` chooses one.
+        read: Returns the table, if the last argument is true without large columns of vectors and
+            bytes.
+        recognizes: Whether a file has the format, from its content and from its first bytes,
+            without spaces. All other files have the first of ``FORMATS``.
+        is_binary: Text is compared with files that are not tables, such as web pages.
+        has_several: Whether ``--table`` chooses one of several tables.
         write: Writes a table with predictions.
-        write_suffixes: Of the files that ``write`` writes, if they are not ``suffixes``.
-        number: Returns a score as ``write`` gets it. If None, it gets lists and objects too.
+        write_suffixes: Of the files that are written, if not ``suffixes``.
+        number: Returns a score as it is written. If None, lists and objects are written as well.
     """
 
     suffixes: tuple[str, ...]
-    read: Callable[[packed.Content, DataConfig, bool], SourceTable]
-    recognizes: Callable[[packed.Content, bytes], bool] | None = None
+    read: Callable[[Content, DataConfig, bool], SourceTable]
+    recognizes: Callable[[Content, bytes], bool] | None = None
     is_binary: bool = False
     has_several: bool = False
     write: Callable[[Path, pandas.DataFrame, FileFormat], None] | None = None
@@ -563,44 +546,37 @@ class Format:
 
 FORMATS = (
     Format(
-        suffixes=(".csv", ".tsv"),
-        read=_read_delimited,
-        write=write_delimited,
+        (".csv", ".tsv"),
+        _read_delimited,
+        write=write.write_delimited,
         write_suffixes=(".csv", ".tsv", ".txt"),
-        number=rounded,
+        number=write.rounded,
     ),
     Format(
-        suffixes=(".jsonl", ".ndjson"),
-        read=_read_json_lines,
-        recognizes=_are_json_lines,
-        write=write_json_lines,
+        (".jsonl", ".ndjson"),
+        _read_json_lines,
+        _are_json_lines,
+        write=write.write_json_lines,
         number=None,
     ),
+    Format((".json",), _read_json, _is_json, has_several=True, write=write.write_json, number=None),
     Format(
-        suffixes=(".json",),
-        read=_read_json,
-        recognizes=_is_json,
-        has_several=True,
-        write=write_json,
-        number=None,
-    ),
-    Format(
-        suffixes=(".parquet",),
-        read=_read_parquet,
-        recognizes=lambda _content, start: start.startswith(b"PAR1"),
+        (".parquet",),
+        _read_parquet,
+        lambda _content, start: start.startswith(b"PAR1"),
         is_binary=True,
-        write=write_parquet,
+        write=write.write_parquet,
     ),
-    Format(suffixes=(".ft",), read=_read_fasttext, recognizes=_is_fasttext),
+    Format((".ft",), _read_fasttext, _is_fasttext),
     Format(
-        suffixes=(".xlsx", ".xlsm", ".xls", ".xlsb", ".ods"),
-        read=_read_workbook,
-        recognizes=lambda content, _start: packed.is_workbook(content),
+        (".xlsx", ".xlsm", ".xls", ".xlsb", ".ods"),
+        _read_workbook,
+        lambda content, _start: packed.is_workbook(content),
         is_binary=True,
         has_several=True,
-        write=write_excel,
+        write=write.write_excel,
         write_suffixes=(".xlsx", ".xlsm"),
-        number=rounded,
+        number=write.rounded,
     ),
 )
 SUFFIXES = tuple(suffix for known in FORMATS for suffix in known.suffixes)
@@ -613,19 +589,15 @@ WRITERS = {
 }
 
 
-def _find_format(content: packed.Content) -> Format:
-    """Return the format that recognizes a file, or the format of other texts."""
+def _find_format(content: Content) -> Format:
+    """Return the format of a file."""
     start = content.start(packed.START_BYTES)
     if not start:
         remedy = "copy, download or export it again"
         raise DataUnreadableError(f"{content.path} is empty", remedy=remedy)
-    known = [(item, item.recognizes) for item in FORMATS if item.recognizes]
-    for item, recognizes in known:
-        if item.is_binary and recognizes(content, start):
-            return item
-    packed.reject_foreign(content)
     start = start.lstrip(b"\xef\xbb\xbf \t\r\n")
-    for item, recognizes in known:
-        if not item.is_binary and recognizes(content, start):
-            return item
-    return next(item for item in FORMATS if not item.recognizes)
+    known = (item for item in FORMATS if item.recognizes and item.recognizes(content, start))
+    found = next(known, FORMATS[0])
+    if not found.is_binary:
+        packed.reject_foreign(content)
+    return found
