@@ -48,7 +48,7 @@ COMMANDS = {
     "bench": "Time the devices of this machine on published workloads.",
     "cache": "Show the size of stored features, or delete them.",
     "doctor": "Check whether this machine is ready.",
-    "config": "Show, validate and copy configurations.",
+    "config": "Show a configuration, or list the presets.",
 }
 
 EXAMPLES = """\b

@@ -1,6 +1,6 @@
 """Makes one configuration from defaults, a YAML file, environment variables and flags.
 
-It also finds presets, and writes YAML and JSON Schema. Pydantic is imported when it is first used.
+It also finds presets, and writes YAML. Pydantic is imported when it is first used.
 """
 
 import difflib
@@ -13,7 +13,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import product
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import yaml
 
@@ -225,7 +225,7 @@ def read_yaml(path: Path) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{path} is not a YAML configuration: {' '.join(str(error).split())}",
-            remedy="correct the file; `finetune config cp` copies one that works",
+            remedy="correct the file; `finetune init TABLE` writes one that works",
         ) from error
 
 
@@ -312,21 +312,3 @@ def make_starter(values: Mapping[str, Any], *, notes: Mapping[str, str], heading
 def _comment(text: str, *, indent: str) -> str:
     lines = textwrap.wrap(text, width=MAX_LINE - len(indent) - 2, break_on_hyphens=False)
     return "".join(f"{indent}# {line}\n" for line in lines)
-
-
-def make_json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the files, which editors use to complete, explain and check."""
-    from pydantic import TypeAdapter
-
-    schema: dict[str, Any] = TypeAdapter(Config).json_schema()
-    for definition in (schema, *schema["$defs"].values()):
-        definition["additionalProperties"] = False
-    for section_class in get_type_hints(Config).values():
-        definition = schema["$defs"][section_class.__name__]
-        definition["description"] = section_class.__doc__.partition("\n")[0]
-        for name, option in definition["properties"].items():
-            option["description"] = OPTIONS[name].description
-    for section, reference in schema["properties"].items():
-        # A section whose options are all commented out is null.
-        schema["properties"][section] = {"anyOf": [reference, {"type": "null"}]}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

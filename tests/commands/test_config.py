@@ -1,16 +1,10 @@
 import json
-from pathlib import Path
 
 import pytest
 from tiny_runs import Command
 
 from finetune.config.load import presets_folder
 from finetune.files import SCHEMA_VERSION
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def test_show_tells_each_value_and_its_origin_also_as_json(
@@ -36,23 +30,9 @@ def test_show_tells_each_value_and_its_origin_also_as_json(
     )
 
 
-def test_validate_says_a_line_for_each_valid_file(command: Command) -> None:
-    Path("mine.yaml").write_text("training: {seed: 1}")
-    Path("empty.yaml").write_text("")
-    outcome = command("config", "validate", "mine.yaml", "empty.yaml")
-    assert outcome.code == 0
-    assert outcome.output == "mine.yaml: valid\nempty.yaml: valid\n"
-
-
 def test_ls_lists_every_preset_with_its_purpose(command: Command) -> None:
     listed = command("config", "ls").output.splitlines()
     assert dict(line.strip().split(maxsplit=1) for line in listed) == {
         path.stem: path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
         for path in presets_folder().glob("*.yaml")
     }
-
-
-def test_cp_copies_a_preset_to_the_file_that_is_named(command: Command) -> None:
-    outcome = command("config", "cp", "offline", "my\x1bown.yaml")
-    assert "finetune run 'my\\u001bown.yaml'" in outcome.output
-    assert Path("my\x1bown.yaml").read_bytes() == (presets_folder() / "offline.yaml").read_bytes()

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 import yaml
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from finetune.config.load import (
     LoadedConfig,
     dump_config,
     find_preset,
     load_config,
-    make_json_schema,
     make_starter,
     parse_size,
     presets_folder,
@@ -104,13 +102,9 @@ PRESETS = sorted(presets_folder().glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
-def test_every_preset_is_valid_and_says_what_it_is_for(
-    path: Path, validator: Draft202012Validator
-) -> None:
-    text = path.read_text(encoding="utf-8")
+def test_every_preset_is_valid_and_says_what_it_is_for(path: Path) -> None:
     load(str(path))
-    validator.validate(yaml.safe_load(text))
-    assert text.startswith("# ")
+    assert path.read_text(encoding="utf-8").startswith("# ")
 
 
 @pytest.mark.parametrize(
@@ -158,26 +152,3 @@ def test_a_default_is_a_comment_that_loads_once_its_mark_is_gone() -> None:
         line.replace("# ", "", 1) if line.startswith(names) else line for line in text.splitlines()
     ]
     assert yaml.safe_load("\n".join(active)) == asdict(Config())
-
-
-@pytest.fixture(scope="module")
-def validator() -> Draft202012Validator:
-    schema = make_json_schema()
-    Draft202012Validator.check_schema(schema)
-    return Draft202012Validator(schema)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"trainig": {}},
-        {"training": {"lerning_rate": 1e-3}},
-        {"training": {"precision": "fp8"}},
-        {"model": []},
-    ],
-    ids=str,
-)
-def test_the_schema_refuses_typos_and_values_out_of_range(
-    content: Any, validator: Draft202012Validator
-) -> None:
-    assert not validator.is_valid(content)
