@@ -68,6 +68,21 @@ def flip_norm_gradients(*tensors: Any, **options: Any) -> torch.Tensor:
     return nn.functional.layer_norm(*tensors, **options)
 
 
+class SkipsOddLayouts(torch.optim.AdamW):
+    """Changes no tensors that are not contiguous, as MPS once did (pytorch#118115)."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        skipped = [
+            (parameter, parameter.detach().clone())
+            for group in self.param_groups
+            for parameter in group["params"]
+            if not parameter.is_contiguous()
+        ]
+        super().step(closure)
+        for parameter, value in skipped:
+            parameter.detach().copy_(value)
+
+
 def plant(trainer: Trainer, fault: Fault) -> None:
     """Run forwards of a model under a fault, but not forwards of its copies."""
     model = trainer.model

@@ -18,7 +18,7 @@ _SMALL_NUMBERS = 2**16
 
 def build_optimizer(
     model: nn.Module, plan: Plan, *, head: Set[str], device: Device
-) -> torch.optim.Optimizer:
+) -> torch.optim.AdamW:
     """Return AdamW over the parameters that require gradients.
 
     Biases and norms have no weight decay. Parameters of the head have their own learning rate.

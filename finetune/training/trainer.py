@@ -24,13 +24,7 @@ from finetune.model.structure import set_training
 from finetune.tasks.base import Labels, Task
 from finetune.tasks.scores import selection_score
 from finetune.tokenization.examples import Batch, Examples, Inputs, longest_first
-from finetune.training.checks import (
-    MIN_VISIBLE_RATE,
-    ParameterGuard,
-    check_device,
-    check_losses,
-    check_parameters_finite,
-)
+from finetune.training.checks import check_device, check_losses, check_parameters_finite
 from finetune.training.interruption import Stopped, StopRequest, stop_on_signal
 from finetune.training.micro_batches import MicroBatch, move_batches
 from finetune.training.optimizers import (
@@ -146,8 +140,6 @@ class Trainer:
     def _train_epochs(self) -> None:
         """Train epoch by epoch; after each, validate and save."""
         plan, progress = self.plan, self.progress
-        # In a resumed run, gradients may be too small to change parameters.
-        self._guard = ParameterGuard(self.model) if progress.steps == 0 else None
         self._has_warned = False
         self._budget_bytes = self.device.memory.budget_bytes(None)
         if not self.is_over:
@@ -193,8 +185,6 @@ class Trainer:
             loss = self.step(progress.steps, cut)
             progress.steps += 1
             progress.examples += len(batch.indices)
-            if self._guard:
-                self._guard.note_gradients(self.model)
             self._unreported.append((batch, loss))
             if progress.steps % plan.logging_steps == 0:
                 self._report()
@@ -412,17 +402,13 @@ class Trainer:
         now = time.perf_counter()
         seconds, self._reported_at = now - self._reported_at, now
         self.progress.loss_sum += sum(losses)
-        rate = plan.rate_at(done - 1)
-        if self._guard and rate >= MIN_VISIBLE_RATE and self.took_last_step:
-            self._guard.check(self.model)
-            self._guard = None
         emit(
             events.Step(
                 step=done,
                 total_steps=plan.total_steps,
                 epoch=done / plan.steps_per_epoch,
                 loss=sum(losses) / len(losses),
-                learning_rate=rate,
+                learning_rate=plan.rate_at(done - 1),
                 examples_per_second=sum(len(batch.indices) for batch in batches) / seconds,
                 memory_bytes=memory.allocated_bytes(),
                 reserved_bytes=memory.reserved_bytes(),
@@ -449,11 +435,6 @@ class Trainer:
         if self.plan.checks_device:
             with clock("device check"), distributed.alone():
                 check_device(self, self.examples["train"])
-
-    @property
-    def took_last_step(self) -> bool:
-        """Whether the last step was taken: in fp16 it isn't if gradients overflow; waits."""
-        return not self.scaler.is_enabled() or self.scaler.state_dict()["_growth_tracker"] > 0
 
     @property
     def cuda_graph_error(self) -> str | None:

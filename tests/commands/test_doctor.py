@@ -83,7 +83,7 @@ def test_parity_tells_parts_and_keeps_the_result(command: Command, tiny_folder: 
     assert "in bf16 with the CPU in fp32" in outcome.errors
     titles, *parts, result = filter(None, outcome.output.splitlines())
     assert titles.split()[0] == "part"
-    assert [line.split()[0] for line in parts] == ["logits", "gradients"]
+    assert [line.split()[0] for line in parts] == ["logits", "gradients", "changes"]
     assert all(" ok " in line for line in parts)
     assert result == "cpu in bf16 agrees with the CPU in fp32"
     assert has_parity(CpuDevice(), precision="bf16")
