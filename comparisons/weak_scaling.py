@@ -63,7 +63,7 @@ def time_steps(device: Device, *, rows: int, steps: int, data_dir: Path | None) 
     model = bert_base()
     trainer = Trainer(
         model,
-        Plan(peak=1e-5, total_steps=steps, precision="bf16"),
+        Plan(learning_rate=1e-5, total_steps=steps, precision="bf16"),
         task=Single(),
         device=device,
         head=find_structure(model).head,

@@ -99,7 +99,7 @@ def tiny_trainer(
     mode: str = "full",
     device: Device | None = None,
     precision: str = "fp32",
-    peak: float = 1e-3,
+    learning_rate: float = 1e-3,
     total_steps: int = 12,
     max_grad_norm: float = 1.0,
     dropout: float = 0.1,
@@ -117,7 +117,7 @@ def tiny_trainer(
     freeze_parameters(model, structure, mode=Mode(mode))
     set_training(model)
     plan = Plan(
-        peak=peak,
+        learning_rate=learning_rate,
         total_steps=total_steps,
         warmup_steps=2,
         max_grad_norm=max_grad_norm,

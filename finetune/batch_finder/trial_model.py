@@ -150,7 +150,7 @@ def prepare_trial_model(
     trainer = Trainer(
         frozen_layers.trainable if frozen_layers else model,
         # These hyperparameters affect neither memory nor time.
-        Plan(peak=1e-5, total_steps=1, precision=case.precision),
+        Plan(learning_rate=1e-5, total_steps=1, precision=case.precision),
         task=task_of_shape(case.task, outputs=case.classes),
         device=device,
         head=structure.head,

@@ -174,7 +174,7 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
         **({} if plan.method.fits_head else epochs),
         "total_steps": plan.total_steps,
         "warmup_steps": plan.warmup_steps,
-        "learning_rate": plan.peak,
+        "learning_rate": plan.learning_rate,
         "estimated_seconds": round(seconds, 1),
         "output_dir": str(folder),
         "batches_of_an_epoch_by_padded_length": dict(sorted(lengths.items())),

@@ -97,7 +97,7 @@ def _plan_steps(inputs: RunInputs) -> Plan:
     if is_checked is None:
         is_checked = device.has_silent_faults
     return Plan(
-        peak=learning_rate,
+        learning_rate=learning_rate,
         total_steps=total_steps,
         warmup_steps=math.ceil(options.warmup_fraction * total_steps),
         head_lr_multiplier=values["head_lr_multiplier"],
@@ -116,8 +116,8 @@ def _plan_steps(inputs: RunInputs) -> Plan:
         steps_per_epoch=steps_per_epoch,
         num_train_epochs=values["num_train_epochs"],
         logging_steps=output.logging_steps,
-        patience=patience,
-        saves=output.saves,
+        early_stopping_patience=patience,
+        save_strategy=output.saves,
         save_steps=output.save_steps or DEFAULT_SAVE_STEPS,
         metric_for_best_model=options.metric_for_best_model,
         checks_device=is_checked and not device.is_reference and distributed.is_main(),
@@ -143,10 +143,10 @@ def resolve_config(inputs: RunInputs, plan: Plan) -> Config:
     if commit and data not in OPTIONS["data"].names:
         pinned["data"] = f"{data.partition('@')[0]}@{commit}"
     if method.takes_steps:
-        pinned["learning_rate"] = plan.peak
+        pinned["learning_rate"] = plan.learning_rate
     if not method.fits_head:
         names += ["num_train_epochs", "head_lr_multiplier", "weight_decay", "effective_batch_size"]
-        pinned["early_stopping_patience"] = plan.patience
+        pinned["early_stopping_patience"] = plan.early_stopping_patience
     pinned |= {name: getattr(plan, name) for name in names}
     if config.training.max_steps:
         pinned["num_train_epochs"] = None

@@ -53,17 +53,16 @@ class HeadFitter(Protocol):
 class Plan:
     """Every number of a training. The defaults are for a few steps without a run.
 
-    The learning rate warms up linearly to ``peak`` and decays linearly to zero. Padded lengths
-    ascend. ``pads_batches``: repeated examples fill up a batch with too few. ``patience``:
-    validations in a row without a better score or a lower loss after which training stops; 0 never.
+    The learning rate warms up linearly to ``learning_rate`` and decays linearly to zero. Padded
+    lengths ascend. ``pads_batches``: repeated examples fill up a batch with too few.
     ``choices`` are the options chosen by measurement.
 
-    >>> plan = Plan(peak=1.0, warmup_steps=2, total_steps=4)
+    >>> plan = Plan(learning_rate=1.0, warmup_steps=2, total_steps=4)
     >>> [plan.rate_at(step) for step in range(4)]
     [0.5, 1.0, 1.0, 0.5]
     """
 
-    peak: float
+    learning_rate: float
     total_steps: int
     warmup_steps: int = 0
     head_lr_multiplier: float = 1.0
@@ -82,8 +81,8 @@ class Plan:
     steps_per_epoch: int = 1
     num_train_epochs: float = 1.0
     logging_steps: int = 1
-    patience: int = 0
-    saves: SaveStrategy = "no"
+    early_stopping_patience: int = 0
+    save_strategy: SaveStrategy = "no"
     save_steps: int = 1
     metric_for_best_model: str | None = None
     checks_device: bool = False
@@ -92,9 +91,9 @@ class Plan:
     def rate_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0; never zero, so no step is wasted."""
         if step < self.warmup_steps:
-            return self.peak * (step + 1) / self.warmup_steps
+            return self.learning_rate * (step + 1) / self.warmup_steps
         decaying = self.total_steps - self.warmup_steps
-        return self.peak * (self.total_steps - step) / max(1, decaying)
+        return self.learning_rate * (self.total_steps - step) / max(1, decaying)
 
     def batches(self, examples: Examples, *, epoch: int) -> list[Batch]:
         """Return the effective batches of an epoch, counted from 0."""
@@ -117,9 +116,13 @@ class Plan:
         """Return the message before the first step."""
         message = f"training: {self.total_steps:,} steps of {self.effective_batch_size} examples"
         real = self.real_token_fraction(examples["train"])
-        message += f", learning rate {self.peak:g}, {real:.1%} of the tokens are not padding"
-        if self.patience and "validation" in examples:
-            message += f"; it stops after {self.patience} validations without improvement"
+        message += (
+            f", learning rate {self.learning_rate:g}, {real:.1%} of the tokens are not padding"
+        )
+        if self.early_stopping_patience and "validation" in examples:
+            message += (
+                f"; it stops after {self.early_stopping_patience} validations without improvement"
+            )
         return message
 
     def real_token_fraction(self, examples: Examples) -> float:

@@ -158,7 +158,11 @@ class Trainer:
             if self.is_over and not stops:
                 # The finished run replaces the last checkpoint.
                 self._check_parameters()
-            elif stops or (plan.saves == "epoch" and self._is_epoch_over) or self._is_save_due():
+            elif (
+                stops
+                or (plan.save_strategy == "epoch" and self._is_epoch_over)
+                or self._is_save_due()
+            ):
                 self.save()
             if stops:
                 break
@@ -166,7 +170,7 @@ class Trainer:
             self._check_device()
             if progress.steps < plan.total_steps:
                 epoch = progress.best_step / plan.steps_per_epoch
-                stopped = f"stopped: {plan.patience} validations without improvement"
+                stopped = f"stopped: {plan.early_stopping_patience} validations without improvement"
                 emit(events.Info(f"{stopped}; kept epoch {epoch:.3g}"))
 
     def _train_epoch(self) -> None:
@@ -205,7 +209,7 @@ class Trainer:
         self._check_device()
         self.validate()
         # A head is written quickly, and a killed run has no other checkpoint to continue from.
-        if self.plan.saves != "no":
+        if self.plan.save_strategy != "no":
             self.save()
 
     def step(self, number: int, cut: Cut) -> torch.Tensor:
@@ -367,7 +371,9 @@ class Trainer:
     @property
     def is_over(self) -> bool:
         """Whether all steps are taken, or validations have stopped improving."""
-        has_stopped_improving = 0 < self.plan.patience <= self.progress.validations_since_best
+        has_stopped_improving = (
+            0 < self.plan.early_stopping_patience <= self.progress.validations_since_best
+        )
         return self.progress.steps >= self.plan.total_steps or has_stopped_improving
 
     @property
@@ -377,11 +383,11 @@ class Trainer:
 
     def _is_save_due(self) -> bool:
         plan, steps = self.plan, self.progress.steps
-        if plan.saves == "steps":
+        if plan.save_strategy == "steps":
             return steps % plan.save_steps == 0
         # Only at a report, so that the rows of the journal do not depend on time.
         is_reported = self._is_epoch_over or steps % plan.logging_steps == 0
-        is_timed = plan.saves == "time" and is_reported
+        is_timed = plan.save_strategy == "time" and is_reported
         return is_timed and distributed.any_rank(self.checkpoints.is_due())
 
     def _should_stop(self) -> bool:

@@ -97,7 +97,7 @@ def split(model: PreTrainedModel, structure: Structure) -> FrozenLayers | None:
 
 def train_steps(model: nn.Module, inputs: Inputs, structure: Structure) -> None:
     """Take four steps on one batch, with the same dropout for the same batch."""
-    plan = Plan(peak=1e-3, warmup_steps=1, total_steps=4)
+    plan = Plan(learning_rate=1e-3, warmup_steps=1, total_steps=4)
     trainer = Trainer(model, plan, task=Single(), device=CpuDevice(), head=structure.head)
     set_training(trainer.model)
     torch.manual_seed(7)

@@ -74,7 +74,7 @@ def lively(state: Trainer) -> Trainer:
 def test_a_fault_is_found(
     function: Callable[..., Any], faulty: Callable[..., Any], part: str, precision: str
 ) -> None:
-    state = lively(tiny_trainer(device=AnyShapes(), precision=precision, peak=1e-5))
+    state = lively(tiny_trainer(device=AnyShapes(), precision=precision, learning_rate=1e-5))
     take_steps(state, EXAMPLES, range(2))
     check(state)
     plant(state, Fault(function, faulty))

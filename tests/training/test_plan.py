@@ -61,7 +61,7 @@ def test_each_step_has_equally_many_texts_of_every_class_in_parts_by_length() ->
 
     examples = Examples(lambda *_: {}, lengths, classes, np.ones(len(classes), np.float32))
     method = TrainingMethod(fits_head=True, is_contrastive=True)
-    plan = Plan(peak=1e-4, total_steps=50, method=method, seed=1, padded_lengths=[8, 16])
+    plan = Plan(learning_rate=1e-4, total_steps=50, method=method, seed=1, padded_lengths=[8, 16])
 
     batches = plan.batches(examples, epoch=0)
 

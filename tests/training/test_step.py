@@ -235,7 +235,7 @@ def expected(model: nn.Module, value_of: Callable[[str], float]) -> dict[str, fl
 def test_matrices_decay_vectors_do_not_and_the_head_has_a_learning_rate_of_its_own() -> None:
     model = tiny_model()
     head = find_structure(model).head
-    plan = Plan(peak=1e-3, total_steps=1, weight_decay=0.25, head_lr_multiplier=10.0)
+    plan = Plan(learning_rate=1e-3, total_steps=1, weight_decay=0.25, head_lr_multiplier=10.0)
 
     optimizer = build_optimizer(model, plan, head=head, device=CpuDevice())
 

@@ -67,7 +67,7 @@ class Training:
 
     def __post_init__(self) -> None:
         # Steps as small as these show no rounding errors, which Adam would turn into large steps.
-        settings = {"dropout": 0.0, "peak": 1e-5, "device": self.device, **self.options}
+        settings = {"dropout": 0.0, "learning_rate": 1e-5, "device": self.device, **self.options}
         self.state = tiny_trainer(**settings)
         self.examples = random_examples(ROWS)
         self.size = BatchSize(self.batch_size, "batch size", self.device)

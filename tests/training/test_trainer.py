@@ -111,7 +111,7 @@ def test_the_best_model_is_kept_and_later_ones_that_are_no_better_are_not() -> N
 
 def test_training_stops_when_the_model_no_longer_improves() -> None:
     diary = Diary(scores=[0.5, 0.4, 0.6, 0.6, 0.5, 0.9])
-    progress = diary.run(trainer_of(total_steps=60, patience=2))
+    progress = diary.run(trainer_of(total_steps=60, early_stopping_patience=2))
 
     assert progress.steps == 30
     assert diary.times("best") == [6, 18]
@@ -120,14 +120,14 @@ def test_training_stops_when_the_model_no_longer_improves() -> None:
 
 
 @pytest.mark.parametrize(
-    ("saves", "saved"), [("epoch", [6, 12]), ("steps", [7]), ("time", [4, 6, 8, 12]), ("no", [])]
+    ("strategy", "saved"), [("epoch", [6, 12]), ("steps", [7]), ("time", [4, 6, 8, 12]), ("no", [])]
 )
-def test_checkpoints_are_written_when_the_strategy_says(saves: str, saved: list[int]) -> None:
+def test_checkpoints_are_written_when_the_strategy_says(strategy: str, saved: list[int]) -> None:
     diary = Diary(scores=[0.5, 0.4, 0.6])
-    diary.run(trainer_of(total_steps=14, saves=saves, save_steps=7, logging_steps=4))
+    diary.run(trainer_of(total_steps=14, save_strategy=strategy, save_steps=7, logging_steps=4))
     # A checkpoint at the end must not precede the validation, which a resumed run would skip.
     assert diary.times("save") == saved
-    if saves == "epoch":
+    if strategy == "epoch":
         entries = [what for what, _ in diary.entries if what != "step"]
         assert entries[:3] == ["validate", "best", "save"]
 
@@ -149,16 +149,18 @@ def test_the_device_is_checked_before_the_first_step_and_after_the_last(
 
 
 @pytest.mark.parametrize(
-    ("stop_at", "saves", "steps"),
+    ("stop_at", "strategy", "steps"),
     [(("step", 0), "no", 1), (("step", 7), "no", 8), (("step", 5), "no", 6),
      (("validate", 6), "no", 6), (("best", 6), "no", 6), (("save", 8), "steps", 9),
      (("save", 6), "epoch", 7)],
 )  # fmt: skip
 def test_a_signal_ends_training_with_a_checkpoint_after_the_step(
-    stop_at: tuple[str, int], saves: str, steps: int
+    stop_at: tuple[str, int], strategy: str, steps: int
 ) -> None:
     diary = Diary(scores=[0.5, 0.6], stop_at=stop_at)
-    progress = diary.run(trainer_of(total_steps=30, logging_steps=5, saves=saves, save_steps=4))
+    progress = diary.run(
+        trainer_of(total_steps=30, logging_steps=5, save_strategy=strategy, save_steps=4)
+    )
     assert progress.steps == diary.times("save")[-1] == diary.reports()[-1].step == steps
 
 
