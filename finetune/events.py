@@ -18,6 +18,10 @@ class Info:
     message: str
 
 
+class Guess(Info):
+    """Columns that were guessed, with the reasons."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """A stage of a run, such as ``load``, started or, with its seconds, finished without error."""

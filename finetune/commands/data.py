@@ -12,12 +12,11 @@ from annotated_types import Ge, Le
 
 from finetune.commands import flags
 from finetune.commands.console import shorten, show_lines, show_table
-from finetune.config.schema import Config
 from finetune.errors import DataError, UsageError
 from finetune.events import Event, WarningMessage, current_receiver, sent_to
 from finetune.ownership import OwnFolder
 from finetune.runs.folder import find_several, next_free_folder
-from finetune.runs.guess import guess_options, measure_tokens
+from finetune.runs.guess import GuessedConfig, guess_options, measure_tokens
 from finetune.tasks.tables import format_cell, format_value
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ Examples:
 """
 
 
-def check_data(config: Config) -> dict[str, Any]:
+def check_data(loaded: GuessedConfig) -> dict[str, Any]:
     """Check the data of a run with these options; ``lengths`` is None without a tokenizer."""
     from datasets import DatasetDict
 
@@ -47,7 +46,7 @@ def check_data(config: Config) -> dict[str, Any]:
     from finetune.data.load import load_data
     from finetune.runs.linear_head import expect
 
-    warnings: list[str] = []
+    config, warnings = loaded.config, list[str]()
     forward = current_receiver()
 
     def forward_and_keep(event: Event) -> None:
@@ -56,18 +55,18 @@ def check_data(config: Config) -> dict[str, Any]:
         forward(event)
 
     with sent_to(forward_and_keep):
-        loaded = load_data(config.data)
-        splits = split_table(loaded.splits, config.data, task=loaded.task)
-        names = [name for name in splits if name in loaded.splits]
-        original = DatasetDict({name: loaded.splits[name] for name in names})
+        data = load_data(config.data, read=loaded.read)
+        splits = split_table(data.splits, config.data, task=data.task)
+        names = [name for name in splits if name in data.splits]
+        original = DatasetDict({name: data.splits[name] for name in names})
         lengths = measure_tokens(original, config.model)
-    findings = check_splits(original, loaded.task)
+    findings = check_splits(original, data.task)
     return {
         "data": config.data.data,
         "rows_of_a_run": {split: len(rows) for split, rows in splits.items()},
         "lengths": lengths,
         "suggestions": suggest_changes(findings, lengths=lengths),
-        "expectation": expect(config, splits["train"], loaded),
+        "expectation": expect(config, splits["train"], data),
         "warnings": warnings,
         **findings,
     }
@@ -142,7 +141,7 @@ def check(*, display: flags.Display, **options: Any) -> None:
     the cross-validated accuracy of a linear head on the frozen encoder. Expect at least about that
     accuracy from a run.
     """
-    display.run(lambda: check_data(guess_options(flags.load(**options)).config), _show_check)
+    display.run(lambda: check_data(guess_options(flags.load(**options))), _show_check)
 
 
 def _show_check(report: Mapping[str, Any]) -> None:

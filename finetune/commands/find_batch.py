@@ -19,11 +19,10 @@ from finetune.devices.mps.facts import Mac, find_mac
 from finetune.errors import BatchDoesNotFitError
 from finetune.events import Info, emit
 from finetune.ownership import OwnFolder
-from finetune.runs.guess import guess_options
+from finetune.runs.guess import GuessedConfig, guess_options
 
 if TYPE_CHECKING:
     from finetune.batch_finder.results import FoundBatches, Result
-    from finetune.config.load import LoadedConfig
     from finetune.devices.base import Device
 
 EXAMPLES = """\b
@@ -83,7 +82,7 @@ def find_batch(
 
 
 def _find(
-    loaded: "LoadedConfig", mac: Mac | None, *, limit: int | None, is_fresh: bool
+    loaded: GuessedConfig, mac: Mac | None, *, limit: int | None, is_fresh: bool
 ) -> "Iterator[Result]":
     """Search on each device in each mode, or estimate for a Mac; yield each result at once."""
     from finetune.batch_finder.estimate import estimate
@@ -96,7 +95,7 @@ def _find(
     from finetune.runs.features import stores_features
 
     config, model, training = loaded.config, loaded.config.model, loaded.config.training
-    tokens, rows, task, outputs = _measure_data(config, measures="max_length" not in loaded.sources)
+    tokens, rows, task, outputs = _measure_data(loaded)
     shape = load_shape(model.model, revision=model.revision)
     has_mean_layer = model.pooling == "mean" and pool_shape_by_mean(shape)  # adds a layer
     if mac:
@@ -156,7 +155,7 @@ def _devices(
             yield device, training.precision
 
 
-def _measure_data(config: Config, *, measures: bool) -> tuple[int, int, str, int]:
+def _measure_data(guessed: GuessedConfig) -> tuple[int, int, str, int]:
     """Return the tokens of the longest text, the training rows, the task and its outputs.
 
     TREC is not read. Its texts count as long as --max-length.
@@ -167,13 +166,13 @@ def _measure_data(config: Config, *, measures: bool) -> tuple[int, int, str, int
     from finetune.model.source import find_model
     from finetune.tokenization.encode import encode_texts
 
-    data, model = config.data, config.model
+    data, model = guessed.config.data, guessed.config.model
     if data.data == "trec" and data.data_dir is None:
         return model.max_length, TRAINING_ROWS, "single", 6
-    loaded, tokens = load_splits(data), model.max_length
+    loaded, tokens = load_splits(data, read=guessed.read), model.max_length
     rows = len(loaded.splits["train"])
     emit(Info(f"batch sizes of up to {rows:,} are tried; see --limit"))
-    if measures:
+    if "max_length" not in guessed.sources:
         source = find_model(model.model, revision=model.revision, with_weights=False)
         tokenizer = source.read_tokenizer()
         encoded = (

@@ -39,9 +39,10 @@ Examples:
 def describe_table(options: DataConfig, *, model: str | None) -> dict[str, Any]:
     """Return facts about a table, the guessed options, and the baseline estimate for a run."""
     from finetune.data.dataset import column_of, split_table, texts_of
+    from finetune.data.tables import read_tables
 
-    guesses = guess(options, model=model)
-    table = guesses.table
+    table = read_tables({"train": [Path(options.data).expanduser()]}, options)
+    guesses = guess(table, model=model)
     rows, task = table.splits["train"], table.task
     texts, labels = texts_of(rows).joined, task.labels(column_of(rows, "label"))
     splits = split_table(table.splits, options, task=task)

@@ -32,6 +32,8 @@ from finetune.tasks.tables import duration, format_rate
 
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
+    from finetune.data.dataset import LoadedData
+    from finetune.runs.guess import GuessedConfig
     from finetune.runs.results import RunResults
     from finetune.runs.several import SeveralResults
 
@@ -83,19 +85,25 @@ def run(
     loaded = read_options(file, **options)
     from finetune.runs.request import AUTO, RunRequest, resume
 
+    read: LoadedData | None = None
+
     def choose() -> RunRequest:
+        nonlocal read
         request = RunRequest(
             loaded.config, loaded.sources, seeds, folds, keeps_models=keep_models or not folds
         )
         if resume_from_checkpoint is None:
             request.check_folder()  # report a read-only folder before a table is read
         if resume_from_checkpoint in (None, AUTO):
-            request = replace(request, config=guess_options(loaded).config)
+            guessed = guess_options(loaded)
+            request, read = replace(request, config=guessed.config), guessed.read
         return resume(request, resume_from_checkpoint) if resume_from_checkpoint else request
 
     with distributed.joined():
         # Other ranks must read the folders before the main process changes them.
         request = distributed.broadcast(choose)
+    if not request.resumed:  # other ranks read the table themselves
+        request = replace(request, read=read)
     if request.resumed and request.is_over:
         from finetune.runs.results import read_results
 
@@ -141,7 +149,7 @@ def read_options(
     return flags.load(file=file, **options)
 
 
-def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
+def dry_run(loaded: "GuessedConfig") -> dict[str, Any]:
     """Prepare a run up to its first step, and return its plan as JSON.
 
     It writes nothing. If the run can't start, it raises the same error.
@@ -154,7 +162,7 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
     from finetune.runs.run import describe_facts
 
     folder = RunRequest(loaded.config).check_folder()
-    inputs = prepare(loaded.config, sources=loaded.sources)
+    inputs = prepare(loaded.config, sources=loaded.sources, read=loaded.read)
     plan = make_plan(inputs)
     seconds, facts = estimate_seconds(inputs, plan), asdict(describe_facts(inputs, plan))
     trained = inputs.examples["train"]

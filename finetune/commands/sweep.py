@@ -74,7 +74,9 @@ def sweep(
     chosen = choose_trials(space_of_trials, trials=trials, seed=loaded.config.training.seed)
     for options_of_trial in chosen:
         check_contradictions(change_options(loaded.config, options_of_trial))
-    request = RunRequest(loaded.config, loaded.sources, trials=chosen, keeps_models=False)
+    request = RunRequest(
+        loaded.config, loaded.sources, trials=chosen, keeps_models=False, read=loaded.read
+    )
     if not loaded.config.output.overwrite:
         request = replace(request, resumed=find_started(request))
     # This takes seconds to import PyTorch.

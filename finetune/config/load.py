@@ -48,14 +48,10 @@ Setting = tuple[str, str | None, str, Any]
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A valid configuration, and the source of each option that is set: file, variable or flag.
-
-    ``guesses`` are the options whose values were guessed from the data.
-    """
+    """A valid configuration, and the source of each option that is set: file, variable or flag."""
 
     config: Config
     sources: dict[str, str]
-    guesses: tuple[str, ...] = ()
 
 
 def load_config(

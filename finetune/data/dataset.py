@@ -21,7 +21,7 @@ from finetune.config.schema import DataConfig
 from finetune.data.columns import Columns
 from finetune.devices import host
 from finetune.errors import DataError
-from finetune.events import Info, WarningMessage, emit, muted
+from finetune.events import Event, Info, WarningMessage, emit, muted
 from finetune.tasks.base import Task
 from finetune.tasks.labels import HARD
 from finetune.tasks.metrics import MULTI, SINGLE
@@ -52,7 +52,7 @@ class LoadedData:
     texts without a label, in the same columns as a split. ``names`` has a row for each class, with
     its name or description as the text. ``drawn`` has the numbers of the rows that ``finetune
     label`` drew at random, or None for other tables. Its other rows were chosen because they are
-    hard.
+    hard. ``events`` were held back while options were guessed from the data.
     """
 
     splits: DatasetDict
@@ -64,6 +64,7 @@ class LoadedData:
     unlabeled: pyarrow.Table | None = None
     names: Dataset | None = None
     drawn: NDArray[np.int64] | None = None
+    events: Sequence[Event] = ()
 
     @property
     def columns(self) -> dict[str, str]:

@@ -163,8 +163,15 @@ LOADERS: dict[str, Callable[..., LoadedData]] = {
 }
 
 
-def load_data(options: DataConfig) -> LoadedData:
-    """Load the splits of a source and report their files or their commit."""
+def load_data(options: DataConfig, *, read: LoadedData | None = None) -> LoadedData:
+    """Load the splits of a source and report their files or their commit.
+
+    ``read`` is the data if they were read already, to guess some of the options.
+    """
+    if read is not None:
+        for event in read.events:
+            emit(event)
+        return replace(read, events=())
     is_of_hub = options.data.startswith(HUB_PREFIX)
     source = "a dataset of the Hub" if is_of_hub else "a file"
     source = options.data if options.data in KNOWN_BY_NAME else source
@@ -177,12 +184,15 @@ def load_data(options: DataConfig) -> LoadedData:
     return replace(loaded, sources=[*loaded.sources, *map(_source_of, paths)])
 
 
-def load_splits(options: DataConfig, *, folds: int | None = None) -> LoadedData:
+def load_splits(
+    options: DataConfig, *, folds: int | None = None, read: LoadedData | None = None
+) -> LoadedData:
     """Load data and split it; the same options always give the same rows.
 
-    In a cross-validation, ``train`` has all rows outside the test split, with their folds.
+    In a cross-validation, ``train`` has all rows outside the test split, with their folds. Data
+    that were ``read`` already lose their rows, so that these are not twice in memory.
     """
-    before = load_data(options)
+    before = load_data(options, read=read)
     if folds is None:
         splits = split_table(before.splits, options, task=before.task)
     else:
@@ -190,7 +200,7 @@ def load_splits(options: DataConfig, *, folds: int | None = None) -> LoadedData:
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
     emit(Info(f"data: {options.data}, {counts} rows, {before.task.label_summary}"))
     loaded = replace(before, splits=splits)
-    del before  # the rows before they were split
+    before.splits.clear()  # the rows before they were split
     return_freed_memory()
     return loaded
 

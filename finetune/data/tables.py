@@ -43,7 +43,7 @@ from finetune.data.labeling_tools import How
 from finetune.data.packed import SPLIT_BY_WORD, WORDS, unpack
 from finetune.data.read import RawTable
 from finetune.errors import DataError, DataNotFoundError, UsageError
-from finetune.events import Info, WarningMessage, emit
+from finetune.events import Guess, Info, WarningMessage, emit
 from finetune.tasks.base import Task
 from finetune.tasks.choose import AUTO, choose_task_type
 from finetune.tasks.labels import (
@@ -154,7 +154,7 @@ def _choose_columns(train: RawTable, options: DataConfig) -> Columns:
         columns = choose_columns(train.columns, options, table=str(train.path))
     second = f", second texts from {columns[PAIR].name!r}" if PAIR in columns else ""
     if any(getattr(options, option) is None for option in columns):
-        emit(Info(f"texts from column {columns[TEXT]}{second}, labels from {columns[LABEL]}"))
+        emit(Guess(f"texts from column {columns[TEXT]}{second}, labels from {columns[LABEL]}"))
     used = {name for column in columns.values() for name in column.names}
     unused = [name for name in train.columns.column_names if name not in used]
     if unused and not isinstance(options, OtherData):

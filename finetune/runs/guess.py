@@ -3,20 +3,20 @@
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from finetune.config.schema import OPTIONS, Config, DataConfig, ModelConfig, change_options, flag_of
+from finetune.config.load import LoadedConfig
+from finetune.config.schema import OPTIONS, Config, ModelConfig, change_options, flag_of
 from finetune.errors import FinetuneError
-from finetune.events import Info, WarningMessage, emit, muted
+from finetune.events import Event, Guess, Info, WarningMessage, emit, muted, sent_to
 from finetune.files import is_there
 
 if TYPE_CHECKING:
     import pyarrow
     from datasets import Dataset
 
-    from finetune.config.load import LoadedConfig
     from finetune.data.check import Lengths
     from finetune.data.dataset import LoadedData
 
@@ -41,21 +41,26 @@ XLM_SCRIPTS = frozenset(("ETHIOPIC", "KHMER", "LAO", "ORIYA", "SINHALA"))
 class Guesses(NamedTuple):
     """Guessed options; ``longer_fraction`` of the texts exceed the maximum length of the model."""
 
-    table: "LoadedData"
     values: Mapping[str, Any]
     longer_fraction: float
 
 
-def guess(options: DataConfig, *, model: str | None) -> Guesses:
-    """Read a table as a run would; without a tokenizer, lengths in tokens are estimated."""
+@dataclass(frozen=True)
+class GuessedConfig(LoadedConfig):
+    """A configuration with guessed options, and the data that were read to guess them."""
+
+    guesses: tuple[str, ...] = ()
+    read: "LoadedData | None" = None
+
+
+def guess(table: "LoadedData", *, model: str | None) -> Guesses:
+    """Guess options for a table; without a tokenizer, lengths in tokens are estimated."""
     import numpy as np
     import pyarrow.compute as pc
 
     from finetune.data.check import suggest_max_length
     from finetune.data.dataset import rows_where, texts_of
-    from finetune.data.tables import read_tables
 
-    table = read_tables({"train": [Path(options.data).expanduser()]}, options)
     rows, task = table.splits["train"], table.task.name
     texts = texts_of(rows).joined
     model = model or suggest_encoder(texts)
@@ -78,28 +83,35 @@ def guess(options: DataConfig, *, model: str | None) -> Guesses:
         "model": model,
         "max_length": max(suggested, ModelConfig.max_length),
     }
-    return Guesses(table, values, longer)
+    return Guesses(values, longer)
 
 
-def guess_options(loaded: "LoadedConfig") -> "LoadedConfig":
+def guess_options(loaded: LoadedConfig) -> GuessedConfig:
     """Add guesses for a table to the options, as ``init`` does, and report them."""
+    from finetune.data.load import load_data
+
     data = loaded.config.data
     is_table = data.data not in OPTIONS["data"].names and is_there(Path(data.data).expanduser())
     if not is_table or loaded.sources.get("data") != flag_of("data"):
-        return loaded
+        return GuessedConfig(loaded.config, loaded.sources)
     emit(Info(f"reading {data.data} to guess options"))
     model = loaded.config.model.model if "model" in loaded.sources else None
+    events: list[Event] = []
+    with sent_to(events.append):
+        table = load_data(data)
     with muted():
-        guesses = guess(data, model=model)
+        values = guess(table, model=model).values
     changed = {
-        name: guesses.values[name]
+        name: values[name]
         for name, option in OPTIONS.items()
         if name not in loaded.sources
-        if guesses.values.get(name, option.default) != option.default
+        if values.get(name, option.default) != option.default
     }
     for name, value in changed.items():
-        emit(Info(f"guessed: {flag_of(name)} {guesses.table.chosen.get(name, value)}"))
-    return replace(loaded, config=change_options(loaded.config, changed), guesses=tuple(changed))
+        emit(Info(f"guessed: {flag_of(name)} {table.chosen.get(name, value)}"))
+    others = [event for event in events if not isinstance(event, Guess)]
+    read, config = replace(table, events=others), change_options(loaded.config, changed)
+    return GuessedConfig(config, loaded.sources, tuple(changed), read)
 
 
 def measure_tokens(splits: "Mapping[str, Dataset]", options: ModelConfig) -> "Lengths | None":

@@ -73,11 +73,13 @@ def prepare(
     sources: Mapping[str, str] | None = None,
     folds: int | None = None,
     trials: Sequence[Mapping[str, Any]] = (),
+    read: LoadedData | None = None,
 ) -> RunInputs:
     """Select the device, load and check the data, load the model, and encode the texts.
 
     Options that have no effect are reported. Raises ``ConfigurationError`` if ``trials``, the
-    options of each trial of a sweep, differ in one of them.
+    options of each trial of a sweep, differ in one of them. ``read`` is the data if they were read
+    to guess options.
     """
     check_report_to(config)
     if config.model.lora:
@@ -91,7 +93,7 @@ def prepare(
     several = f", {count} processes" if count > 1 else ""
     emit(Info(f"device: {device.name} ({device.description}){several}, precision {precision}"))
     with stage("data"):
-        data = load_splits(config.data, folds=folds)
+        data = load_splits(config.data, folds=folds, read=read)
         findings = suggest_changes(check_splits(data.splits, data.task), lengths=None)
     for finding in findings:
         if not (finding.remedy == BALANCE and config.training.class_weights == "balanced"):

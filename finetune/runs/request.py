@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.data import is_waiting
@@ -26,6 +26,9 @@ from finetune.runs.folder import (
     open_run_folder,
 )
 
+if TYPE_CHECKING:
+    from finetune.data.dataset import LoadedData
+
 AUTO = "auto"
 
 
@@ -35,7 +38,7 @@ class RunRequest:
 
     ``sources`` has the file, variable or flag that set each option, ``trials`` the options of each
     trial of a sweep. ``resumed`` is the folder to resume, ``continued`` a finished run whose model
-    is trained further.
+    is trained further. ``read`` has the data if they were read to guess options.
     """
 
     config: Config
@@ -46,6 +49,7 @@ class RunRequest:
     keeps_models: bool = True
     resumed: RunFolder | None = None
     continued: RunFolder | None = None
+    read: "LoadedData | None" = None
 
     @property
     def variants(self) -> Mapping[int, Mapping[str, Any]]:

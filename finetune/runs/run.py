@@ -82,7 +82,8 @@ def train(request: RunRequest, *, write_pages: WritePages) -> RunResults:
     lock = request.lock() if distributed.is_main() else nullcontext(RunFolder(Path()))
     with kept_awake(), lock as locked, interruption_explained(locked), sent_to(journal):
         folder = distributed.broadcast(lambda: locked)
-        inputs = keep_tables(prepare(request.config, sources=request.sources), folder)
+        inputs = prepare(request.config, sources=request.sources, read=request.read)
+        inputs = keep_tables(inputs, folder)
         with Run.begin(
             inputs, folder, journal=journal,
             resumes=bool(request.resumed), continues=request.continued,

@@ -228,7 +228,11 @@ def train_several(
             return _complete(folder, write_table(), write_folds_page)
         with interruption_explained(folder), sent_to(journal):
             shared = prepare(
-                request.config, sources=request.sources, folds=request.folds, trials=request.trials
+                request.config,
+                sources=request.sources,
+                folds=request.folds,
+                trials=request.trials,
+                read=request.read,
             )
             shared = keep_tables(shared, folder)
             if request.seeds and _ignores_seed(shared):

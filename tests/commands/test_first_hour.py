@@ -5,12 +5,14 @@ import os
 import shutil
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
 from tiny_runs import Command, copy_run
 
-from finetune.files import read_json, write_json
+from finetune.data.read import read_source
+from finetune.files import read_json, read_jsonl, write_json
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +61,34 @@ def test_what_is_guessed_of_a_table_is_shown(command: Command, mails: Path) -> N
     assert ["label_column", "verdict", "guess"] in lines
     assert ["model", "model", "minilm", "--model"] in lines
     assert "guessed: --text-column 'body' (its name says so)" in outcome.errors
+
+
+@pytest.mark.parametrize("typed", ["run", "run --dry-run", "sweep space.yaml", "data check"])
+def test_a_table_is_read_once_and_its_problems_are_reported_once(
+    typed: str, command: Command, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f"the river {number},{'ab'[number % 2]}" for number in range(60)]
+    Path("mails.csv").write_text("\n".join(["body,verdict", "no label,", *lines]))
+    Path("space.yaml").write_text("learning_rate: [0.001]")
+    read = Mock(side_effect=read_source)
+    monkeypatch.setattr("finetune.data.read.read_source", read)
+    name = ("--data", "mails.csv") if "sweep" in typed else ("mails.csv",)
+    training = () if "check" in typed else ("--device", "cpu", "--max-steps", "1")
+    outcome = command(*typed.split(), *name, "--model", tiny_folder, *training)
+    assert outcome.code == 0, outcome.errors
+    read.assert_called_once()
+    errors = outcome.errors
+    assert errors.count("reading mails.csv: encoding utf-8, delimiter comma") == 1
+    assert errors.count("guessed: --text-column 'body' (its name says so)") == 1
+    assert "texts from column" not in errors
+    assert errors.count("1 of 61 rows skipped: empty text or label") == 1
+    for folder in (path.parent for path in Path("runs").rglob("config.yaml")):
+        [warning] = [
+            line["message"]
+            for line in read_jsonl(folder / "warnings.jsonl")
+            if "skipped" in line["message"]
+        ]
+        assert "the first in line 2 of mails.csv" in warning
 
 
 @pytest.mark.parametrize("typed", [("run",), ("init",), ("data", "check"), ("config", "show")])
