@@ -40,7 +40,6 @@ SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 MAX_EXACT = 2.0**53
 FASTTEXT_LABEL = re.compile(r"(?<!\S)__label__(\S+?),?(?:\s+|$)", re.IGNORECASE)
 FORMULA_WITHOUT_VALUE = re.compile(rb"<f\b[^>]*(/>|>[^<]*</f>)\s*(<v\s*/>|<v></v>)?\s*</c>")
-SHAPES = 'write a list of objects, such as [{"text": "Good.", "label": "praise"}]'
 SAVE_AGAIN = "save it again, or save the sheet as .csv"
 UNSAVED = "formulas whose values were not saved; open it in Excel or LibreOffice and save it again"
 
@@ -297,18 +296,12 @@ def _parse_tables(text: TextFile, options: DataConfig, *, are_lines: bool) -> pa
     values = _parse_json(text)
     tables = dict(_find_tables(values if len(values) > 1 or are_lines else values[0]))
     if not tables:
-        remedy = f"{SHAPES}; pass a configuration with --config"
-        raise DataUnreadableError(f"{text.path} contains no rows of one kind", remedy=remedy)
-    rows = tables[packed.choose_member(list(tables), options.table, path=text.path)]
-    if isinstance(rows[0], dict):
-        return _frame_of(rows)
-    if len(set(map(len, rows))) > 1:
         raise DataUnreadableError(
-            f"the arrays of {text.path} have different lengths", remedy=SHAPES
+            f"{text.path} contains no list of objects",
+            remedy='write a list of objects, such as [{"text": "Good.", "label": "praise"}]; pandas'
+            ' writes it with orient="records"; pass a configuration with --config',
         )
-    words = [[as_text(value) or "" for value in row] for row in rows]
-    names, has_header = delimited.find_names(words, options, path=text.path)
-    return pandas.DataFrame(rows[int(has_header) :], columns=names, dtype=object)
+    return _frame_of(tables[packed.choose_member(list(tables), options.table, path=text.path)])
 
 
 def _parse_json(text: TextFile) -> list[Any]:
@@ -332,16 +325,16 @@ def _parse_json(text: TextFile) -> list[Any]:
 
 
 def _find_tables(value: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """Yield lists of objects or arrays, with the keys that contain them."""
+    """Yield lists of objects, with the keys that contain them."""
     if isinstance(value, list):
-        if value and {*map(type, value)} in ({dict}, {list}):
+        if value and {*map(type, value)} == {dict}:
             yield name, value
         elif value and all(isinstance(text, str) for text in value):
             yield name, [{"text": text} for text in value]
     elif isinstance(value, dict) and value:
-        if {"schema", "data"} <= value.keys():  # pandas' orient "table"
-            value = {"data": value["data"]}
-        if rows := _rows_of_object(value):
+        if "data" in value and {"columns", "schema"} & value.keys():
+            return  # pandas' orients "split" and "table"
+        if rows := _rows_of_object(value, is_nested=bool(name)):
             yield name, rows
             return
         for key, inner in value.items():
@@ -349,20 +342,10 @@ def _find_tables(value: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
                 yield from _find_tables(inner, f"{name}.{key}" if name else key)
 
 
-def _rows_of_object(value: dict[str, Any]) -> list[Any]:
-    """Return the rows of an object that is a table by itself: pandas' orients, or label → texts."""
+def _rows_of_object(value: dict[str, Any], *, is_nested: bool) -> list[Any]:
+    """Return the rows of an object that is a table by itself: a list per column, or per label."""
     inner = list(value.values())
-    first, kinds = inner[0], {*map(type, inner)}
-    if isinstance(value.get("columns"), list) and isinstance(value.get("data"), list):  # split
-        return [dict(zip(value["columns"], row, strict=False)) for row in value["data"]]
-    if kinds == {dict} and all(row.keys() == first.keys() for row in inner):
-        if any(isinstance(cell, dict) for row in inner for cell in row.values()):
-            return []
-        is_named = delimited.are_known_names(value)
-        if is_named:  # columns: {"text": {"0": ...}, "label": {"0": ...}}
-            return [{name: cells[key] for name, cells in value.items()} for key in first]
-        is_index = delimited.are_known_names(first) or len(inner) > len(first)
-        return inner if is_index else []
+    kinds = {*map(type, inner)}
     if kinds == {list}:
         is_plain = not any(isinstance(cell, dict | list) for values in inner for cell in values[:1])
         recurs = any(2 * len(set(map(str, values))) <= len(values) for values in inner)
@@ -374,8 +357,8 @@ def _rows_of_object(value: dict[str, Any]) -> list[Any]:
                 {"text": text, "label": label} for label, values in value.items() for text in values
             ]
         return []
-    # A single row, such as a text to classify.
-    is_row = delimited.are_known_names(value) and not kinds & {dict, list}
+    # A single row, such as a text to classify. Nested rows are pandas' orient "index".
+    is_row = not is_nested and delimited.are_known_names(value) and not kinds & {dict, list}
     return [value] if is_row else []
 
 

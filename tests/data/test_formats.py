@@ -71,7 +71,7 @@ def test_half_a_character_becomes_a_replacement(tmp_path: Path) -> None:
     ("line", "complaint"),
     [
         ('{"text": "a", "label": }', "Expecting value: line 2 column 24"),
-        ('["a", "b"]', "no rows of one kind"),
+        ('["a", "b"]', "no list of objects"),
     ],
 )
 def test_a_line_that_is_no_object_is_an_error(tmp_path: Path, line: str, complaint: str) -> None:
@@ -189,17 +189,9 @@ def rows_of(table: RawTable) -> list[tuple[str, ...]]:
         ("one line.jsonl", "".join(map(json.dumps, OBJECTS))),
         ("commas.jsonl", ",\n".join(map(json.dumps, OBJECTS))),
         ("mark.jsonl", "\ufeff" + "\n".join(map(json.dumps, OBJECTS))),
-        ("lines of arrays.jsonl", "\n".join(map(json.dumps, [["text", "label"], *ROWS]))),
-        ("values.json", FRAME.to_json(orient="values")),
         ("records.json", FRAME.to_json(orient="records")),
         ("commas.json", ",\n".join(map(json.dumps, OBJECTS))),
-        ("arrays.json", json.dumps([["text", "label"], *ROWS])),
         ("under a key.json", json.dumps({"version": 1, "title": "x", "data": OBJECTS})),
-        ("arrays under a key.json", json.dumps({"rows": [["text", "label"], *ROWS], "n": [1]})),
-        ("columns.json", FRAME.to_json(orient="columns")),
-        ("index.json", FRAME.to_json(orient="index")),
-        ("split.json", FRAME.to_json(orient="split")),
-        ("table.json", FRAME.to_json(orient="table", index=False)),
         ("lists.json", json.dumps(FRAME.to_dict(orient="list"))),
         ("labels.json", json.dumps(BY_LABEL)),
         ("train.txt", FASTTEXT),
@@ -261,9 +253,13 @@ OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)
         ("a.zip", b"PK\x05\x06" + bytes(18), "contains no files", "pack it again"),
         ("a.csv.gz", gzip.compress(b"", mtime=0), "is empty", "again"),
         ("a.json", b'{"a": [{"x": "1"}], "b": [{"x": "1"}]}', "2 tables: a, b", "--table"),
-        ("a.json", b'{"a": {"b": 1}}', "contains no rows", "list of objects"),
+        ("a.json", b'{"a": {"b": 1}}', "contains no list of objects", "write a list of objects"),
         ("a.json", b'[{"text": "a"},\n{"text": }]', "Expecting value: line 2 column 10", "correct"),
-        ("a.json", b'[["a", "b"], ["c"]]', "different lengths", "list of objects"),
+        ("a.json", b'{"rows": [["text", "label"], ["a", "b"]]}', "no list of", "write a list"),
+        *(
+            ("a.json", FRAME.to_json(orient=orient).encode(), "no list of", 'orient="records"')
+            for orient in ("split", "index", "columns", "values", "table")
+        ),
         ("a.json", b"[" * 100_000, "can't be read", "correct"),
         ("a.numbers", packed("Index/Document.iwa"), "a spreadsheet of Numbers", "Export To"),
         ("b.numbers", packed("Index.zip", "preview.jpg"), "a spreadsheet of Numbers", "CSV"),
