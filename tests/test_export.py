@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, save_tiny_model
+from tiny_models import save_tiny_model
 
 from finetune.config.schema import Pooling
 from finetune.export import MODEL_FILE, OnnxModel, write_onnx
@@ -28,7 +28,13 @@ def load(folder: Path | str, pooling: Pooling = "auto") -> TextModel:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "pooling"),
-    [("minilm", "mean"), ("distilbert", "mean"), *((name, "auto") for name in ARCHITECTURES)],
+    [
+        ("minilm", "mean"),
+        ("bert", "auto"),  # the other architectures have its layers
+        ("deberta-v2", "auto"),
+        ("modernbert", "auto"),
+        ("eurobert", "auto"),
+    ],
 )
 def test_onnxruntime_gives_the_logits_of_pytorch_at_any_batch_size_and_length(
     tmp_path: Path, architecture: str, pooling: Pooling

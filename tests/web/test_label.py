@@ -408,7 +408,7 @@ def test_kills_lose_no_label_and_a_signal_ends_it_well(tmp_path: Path, tiny_fold
     options = ["--model", str(tiny_folder), "--classes", ",".join(WORDS), "--device", "cpu"]
     answered: dict[int, str] = {}
     random = np.random.default_rng(0)
-    for _ in range(3):
+    for _ in range(2):
         served = Served(tmp_path, *options)
         end, row = time.monotonic() + random.uniform(0.1, 1.0), 0
         while time.monotonic() < end and len(answered) < len(TEXTS):
