@@ -178,7 +178,8 @@ def find_misspelled_names(counts: Mapping[str, int]) -> Iterator[WarningMessage]
     ["'biling' (2 rows) may be a misspelling of 'billing'"]
     """
     for name, other in match_misspelled_names(counts).items():
-        finding = f"{name!r} ({counts[name]:,} rows) may be a misspelling of {other!r}"
+        rows = "1 row" if counts[name] == 1 else f"{counts[name]:,} rows"
+        finding = f"{name!r} ({rows}) may be a misspelling of {other!r}"
         yield WarningMessage(finding, "use --label-map FILE, which renames and merges classes")
 
 

@@ -43,7 +43,7 @@ from finetune.events import Info, WarningMessage, emit
 from finetune.files import file_sha256, is_there
 from finetune.tasks.base import Task
 from finetune.tasks.choose import AUTO
-from finetune.tasks.labels import HARD, listed, name_as_text
+from finetune.tasks.labels import HARD, find_odd_names, listed, name_as_text
 from finetune.tasks.single import Single
 
 KNOWN_BY_NAME = ("trec", "questions")
@@ -178,10 +178,12 @@ def load_data(options: DataConfig, *, read: LoadedData | None = None) -> LoadedD
     _check_options(options, source)
     loaded = LOADERS[source](options)
     paths = [Path(name).expanduser() for name in (options.corrections, options.label_map) if name]
-    if not paths:
-        return loaded
-    loaded = correct_labels(loaded, options)
-    return replace(loaded, sources=[*loaded.sources, *map(_source_of, paths)])
+    if paths:
+        loaded = correct_labels(loaded, options)
+        loaded = replace(loaded, sources=[*loaded.sources, *map(_source_of, paths)])
+    for finding, remedy in find_odd_names(loaded.task.class_names):
+        emit(WarningMessage(finding, remedy=remedy))
+    return loaded
 
 
 def load_splits(

@@ -52,7 +52,6 @@ from finetune.tasks.labels import (
     MISSING_CLASSES,
     are_lists,
     distinct_values,
-    find_odd_names,
     flat_values,
     is_list,
     listed_counts,
@@ -103,8 +102,6 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
     used = [name for column in columns.values() for name in column.names]
     ids = find_ids(tables["train"].columns.drop_columns(used))
     task, rows, unlabeled = _read_rows(tables, columns, options, ids=ids)
-    for finding, remedy in find_odd_names(task.class_names):
-        emit(WarningMessage(finding, remedy=remedy))
     _report_missing(rows["train"]["text"], path=tables["train"].path)
     splits = DatasetDict()
     for split, known in rows.items():

@@ -113,6 +113,7 @@ def test_a_map_may_empty_a_label(line: str, tmp_path: Path) -> None:
     assert len(outcome.rows["train"]) == 20
     assert outcome.loaded.task.class_names == ["a", "c" if "c" in line else "b"]
     assert "lose the label n/a" in outcome.said
+    assert outcome.warnings == []
     table = write(tmp_path / "rows.csv", f"text,label\none,n/a\ntwo,a|n/a\nthree,[]\n{lines}")
     outcome = load(table, label_map=str(tmp_path / "map.csv"), task="multi")
     assert outcome.rows["train"][:2] == [("two", ["a"]), ("three", [])]
