@@ -35,9 +35,10 @@ def compare(
         emit: Receives the events of ``finetune.events``.
     """
     from finetune.runs.compare import compare_runs
+    from finetune.runs.folder import find_latest
 
     lists = (run if isinstance(run, list) else [run] for run in runs)
-    paths = [Path(run).expanduser() for run in chain.from_iterable(lists)]
+    paths = [find_latest(Path(run)).expanduser() for run in chain.from_iterable(lists)]
     return compare_runs(paths, baseline=baseline, max_rows=limit)
 
 
@@ -48,7 +49,7 @@ def compare(
 def command(*, runs: tuple[Path, ...], display: flags.Display, **options: Any) -> None:
     """Compare finished runs on the same test rows: metrics, options, differing rows.
 
-    RUN is a run folder, or a folder that contains several.
+    RUN is a run folder, a folder that contains several, or latest.
     """
     display.run(partial(compare, *runs), _show, **options)
 

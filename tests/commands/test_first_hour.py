@@ -127,6 +127,9 @@ def test_the_latest_run_is_the_newest_that_has_finished(
     begun.mkdir()
     (begun / "config.yaml").write_text("")
     assert f"latest: {newer}" in command("export", "onnx", "latest", "--output-dir", older).errors
+    compared = command("compare", "latest", older)
+    assert compared.code == 0
+    assert f"latest: {newer}" in compared.errors
 
 
 def test_folds_are_listed_and_skipped_by_latest(command: Command, finished_run: Path) -> None:
