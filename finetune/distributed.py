@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-from finetune.errors import ProcessLostError, UsageError
+from finetune.errors import UsageError, explained
 
 if TYPE_CHECKING:
     import torch
@@ -84,14 +84,8 @@ def _join(launch: Launch) -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() // launch.local_world_size))
         # Child processes read this. Without it, Accelerate warns and chooses a number.
         os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
-    try:
+    with explained("joining processes", rank=launch.rank, world_size=launch.world_size):
         PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=MAX_SECONDS))
-    except (RuntimeError, ValueError) as error:
-        raise ProcessLostError(
-            f"process {launch.rank} of {launch.world_size} can't join the others: "
-            f"{str(error).splitlines()[0]}",
-            remedy="see the errors of the others; check that each host can reach MASTER_ADDR",
-        ) from error
     atexit.register(torch.distributed.destroy_process_group)
 
 
@@ -144,7 +138,7 @@ def all_reduce_sum(tensor: "torch.Tensor") -> None:
         return
     import torch
 
-    with _raise_if_rank_died():
+    with explained("joined processes"):
         # Accelerate's ``reduce`` copies the tensor and waits.
         work = torch.distributed.all_reduce(tensor, group=_device_group, async_op=True)
         assert work is not None
@@ -159,7 +153,7 @@ def all_reduce_max(number: int, *, seconds: float = MAX_SECONDS) -> int:
     import torch
 
     numbers = torch.tensor(number)
-    with _raise_if_rank_died():
+    with explained("joined processes"):
         work = torch.distributed.all_reduce(numbers, torch.distributed.ReduceOp.MAX, async_op=True)
         assert work is not None
         work.wait(timedelta(seconds=seconds))
@@ -186,7 +180,7 @@ def broadcast(make: Callable[[], Value]) -> Value:
     if is_main():
         with alone():
             values = [make()]
-    with _raise_if_rank_died():
+    with explained("joined processes"):
         broadcast_object_list(values)
     return values[0]  # type: ignore[return-value]
 
@@ -197,7 +191,7 @@ def gather(value: Value) -> list[Value]:
         return [value]
     from accelerate.utils import gather_object
 
-    with _raise_if_rank_died():
+    with explained("joined processes"):
         values: list[Value] = gather_object([value])
     return values
 
@@ -226,15 +220,3 @@ def oom_on_all_ranks(memory: "DeviceMemory", *, seconds: float | None = None) ->
         from finetune.devices.base import OutOfMemoryElsewhereError
 
         raise OutOfMemoryElsewhereError
-
-
-@contextmanager
-def _raise_if_rank_died() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise ProcessLostError(
-            f"another process of the run ended or no longer answers ({str(error).splitlines()[0]})",
-            remedy="see the error of that process, then continue from the last checkpoint with "
-            "--resume-from-checkpoint auto",
-        ) from error

@@ -5,7 +5,8 @@ import os
 import re
 import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 MAX_NAMES = 8
 
@@ -123,20 +124,93 @@ def packages_of(error: BaseException) -> list[str]:
     return [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames]
 
 
-# The kind and the remedy of errors of the operating system.
-_BY_ERRNO: dict[int | None, tuple[type[FinetuneError], str]] = {
-    **dict.fromkeys(
-        (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST),
-        (UsageError, "check the path, or choose another one"),
+# Classes of an exception or their bases, packages of which one is in its traceback (if any are
+# listed), a pattern in its code and message, and the error that it becomes, with its remedy.
+Row = tuple[str, str, str, type[FinetuneError], str, str]
+_OF_FILES: tuple[Row, ...] = (
+    ("OSError", "", "^(ENOENT|ENOTDIR|EISDIR|ELOOP|ENAMETOOLONG|EEXIST) ", UsageError,
+     "{place}: {strerror}", "check the path, or choose another one"),
+    ("OSError", "", "^(EACCES|EPERM) ", UsageError,
+     "{place}: {strerror}", "change its permissions, or choose another path"),
+    ("OSError", "", "^(ENOSPC|EDQUOT|EFBIG|EROFS|EIO) ", FinetuneError,
+     "{place}: {strerror}", "free disk space, or choose a path on another disk"),
+)  # fmt: skip
+_OF_SYSTEM: tuple[Row, ...] = (
+    *_OF_FILES,
+    ("ImportError", "", "", FinetuneError,
+     "a package can't be imported: {reason}", "install finetune-mps and its packages again"),
+    ("RuntimeError", "", "home directory|Symlink loop", UsageError,  # of pathlib
+     "{reason}", "check the path, and write it without ~"),
+)  # fmt: skip
+_CACHE_FAILS = (
+    "set HF_HOME to a folder that you can write to, with enough free space; or set HF_HUB_OFFLINE=1"
+    " to use the version in the cache"
+)
+_UNREACHABLE = (
+    HubNotReachableError,
+    "{failure}: {reason}",
+    "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and run again; if the Hub limits requests, "
+    "wait 5 minutes",
+)
+_NO_MODEL = (
+    ModelUnsupportedError,
+    "{name} does not load as a text classifier: {reason}",
+    "choose an encoder that transformers knows, such as bert-base-uncased",
+)
+
+
+def _of_hub(not_found: type[FinetuneError]) -> tuple[Row, ...]:
+    return (
+        # The Hub also says that about gated and private repositories.
+        ("HFValidationError RepositoryNotFoundError", "", "", not_found,
+         "there is no folder {name}, and no {work} with this name on the Hub",
+         "check the spelling; if {page} is gated or private, accept its terms there, and set "
+         "HF_TOKEN to your token"),
+        ("RevisionNotFoundError", "", "", not_found,
+         "the {work} {name!r} has no such revision", "choose a revision from {page}/tree/main"),
+        *((*row[:2], row[2] + ".*{cache}", *row[3:5], _CACHE_FAILS) for row in _OF_FILES),
+        *_OF_SYSTEM,
+        # 409: the token can't even see the repository that it tries to create.
+        ("HTTPError OSError", "", "^(401|403|409) |^ LocalTokenNotFoundError", not_found,
+         "your token gives no access to the {work} {name!r}: {reason}",
+         "make a token with access at {endpoint}/settings/tokens, then run `hf auth login` or set "
+         "HF_TOKEN; or choose an OWNER that you belong to"),
+        ("HTTPError OSError", "", "", *_UNREACHABLE),
+        ("RuntimeError ValueError", "huggingface_hub hf_xet", "", *_UNREACHABLE),
+    )  # fmt: skip
+
+
+# By the work that failed. The first row that fits is used.
+EXPLANATIONS: dict[str, tuple[Row, ...]] = {
+    "": _OF_SYSTEM,
+    "model": _of_hub(ModelNotFoundError),
+    "dataset": _of_hub(DataNotFoundError),
+    # Files from anywhere make libraries raise errors of any kind.
+    "model files": (
+        ("ValueError", "", "", *_NO_MODEL),
+        *_OF_FILES,
+        ("OSError", "", "", *_NO_MODEL),
+        ("Exception", "transformers tokenizers torch safetensors huggingface_hub", "", *_NO_MODEL),
     ),
-    **dict.fromkeys(
-        (errno.EACCES, errno.EPERM), (UsageError, "change its permissions, or choose another path")
+    # zipfile raises RuntimeError for passwords, NotImplementedError for unknown compression, and
+    # ValueError for damaged offsets and names. zlib has a class called error.
+    "archive": (
+        ("BadZipFile OSError EOFError error LZMAError RuntimeError ValueError", "", "",
+         DataUnreadableError, "{path} can't be unpacked: {reason}",
+         "copy or download it again, or unpack it and pass a table"),
     ),
-    **dict.fromkeys(
-        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO),
-        (FinetuneError, "free disk space, or choose a path on another disk"),
+    "joining processes": (
+        ("RuntimeError ValueError", "", "", ProcessLostError,
+         "process {rank} of {world_size} can't join the others: {reason}",
+         "see the errors of the others; check that each host can reach MASTER_ADDR"),
     ),
-}
+    "joined processes": (
+        ("RuntimeError", "", "", ProcessLostError,
+         "another process of the run ended or no longer answers ({reason})",
+         "see the error of that process, then continue from the last checkpoint with "
+         "--resume-from-checkpoint auto"),
+    ),
+}  # fmt: skip
 
 
 def system_error(error: BaseException) -> OSError | None:
@@ -147,16 +221,50 @@ def system_error(error: BaseException) -> OSError | None:
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
 
 
-def explain(error: BaseException) -> FinetuneError | None:
-    """Return the message and remedy for a system error; None if no user can cause it."""
-    if (cause := system_error(error)) and cause.errno in _BY_ERRNO:
-        kind, remedy = _BY_ERRNO[cause.errno]
+def without_password(text: str) -> str:
+    """Return a text without the user names and passwords of its URLs."""
+    return re.sub(r"(https?://)[^/\s@]*@", r"\1", text)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of a message, or the class of an exception without a message."""
+    reason = (without_password(str(error).strip()) or type(error).__name__).splitlines()[0]
+    # The message of a LookupError is only the key.
+    return f"{type(error).__name__}: {reason}" if isinstance(error, LookupError) else reason
+
+
+def explain(error: BaseException, work: str = "", **words: object) -> FinetuneError | None:
+    """Return the error that an exception becomes, or None if no user can cause it.
+
+    Its code, such as ``ENOENT`` or ``404``, comes from the system or the server.
+    """
+    if isinstance(error, FinetuneError):
+        return error
+    code = getattr(getattr(error, "response", None), "status_code", "")
+    classes, packages = {kind.__name__ for kind in type(error).__mro__}, {*packages_of(error)}
+    if cause := system_error(error):
+        code = errno.errorcode.get(cause.errno or 0, code)
         place = cause.filename or ("standard output" if cause is error else "a file")
-        return kind(f"{place}: {cause.strerror}", remedy=remedy)
-    if isinstance(error, ImportError):
-        remedy = "install finetune-mps and its packages again"
-        return FinetuneError(f"a package can't be imported: {error}", remedy=remedy)
-    # pathlib raises these.
-    if isinstance(error, RuntimeError) and re.search("home directory|^Symlink loop", str(error)):
-        return UsageError(str(error), remedy="check the path, and write it without ~")
+        classes.add("OSError")
+        words |= {"place": place, "strerror": cause.strerror}
+    words |= {"work": work, "reason": reason_of(error)}
+    for bases, raised_in, pattern, kind, message, remedy in EXPLANATIONS[work]:
+        is_from = not raised_in or packages & {*raised_in.split()}
+        pattern = pattern.format(cache=re.escape(str(words.get("cache"))))
+        has_text = re.search(pattern, f"{code} {type(error).__name__}: {error}")
+        if has_text and is_from and classes & {*bases.split()}:
+            return kind(message.format(**words), remedy=remedy.format(**words))
     return None
+
+
+@contextmanager
+def explained(work: str = "", **words: object) -> Iterator[None]:
+    """Raise the errors that exceptions become, and other exceptions as they are."""
+    try:
+        yield
+    except FinetuneError:
+        raise
+    except Exception as error:
+        if known := explain(error, work, **words):
+            raise known from error
+        raise

@@ -6,8 +6,8 @@ that commit. If the Hub does not answer, or ``HF_HUB_OFFLINE`` is set, they come
 
 import glob
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from huggingface_hub import errors as hub_errors
 from huggingface_hub.file_download import repo_folder_name
 
 from finetune import errors
-from finetune.errors import DataNotFoundError, HubNotReachableError, UsageError
+from finetune.errors import HubNotReachableError, UsageError
 from finetune.files import write_text_atomically
 
 CONFIG = "config.json"
@@ -31,8 +31,6 @@ WEIGHTS = "model.safetensors"
 SHARDS_INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 RepoType = Literal["model", "dataset"]
-# From httpx2 or, before huggingface_hub 2, from httpx.
-HTTPError: Any = hub_errors.HTTPError  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Repository:
             # A download retries for 20 s. This fails at once if the Hub does not answer.
             ask_hub(self.repo_type, self.name, self.commit)
             failure = f"the download of {self.name} was interrupted"
-            with _errors_explained(self.repo_type, self.name, failure):
+            with _explained(self.repo_type, self.name, failure):
                 snapshot_download(
                     self.name,
                     repo_type=self.repo_type,
@@ -125,7 +123,7 @@ def upload_model(
 ) -> tuple[str, bool]:
     """Upload files in one commit; return the commit, and whether the repository is public."""
     api = HfApi()
-    with _errors_explained("model", name, f"the upload to {name} was interrupted"):
+    with _explained("model", name, f"the upload to {name} was interrupted"):
         try:
             is_public = not api.repo_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT).private
         except hub_errors.RepositoryNotFoundError:
@@ -162,13 +160,13 @@ def ask_hub(
 ) -> Any:
     """Ask the Hub about a repository, in one request with a timeout."""
     timeout = timeout_seconds or constants.HF_HUB_ETAG_TIMEOUT
-    with _errors_explained(repo_type, name, f"the Hub at {endpoint()} can't be reached"):
+    with _explained(repo_type, name, f"the Hub at {endpoint()} can't be reached"):
         return HfApi().repo_info(name, repo_type=repo_type, revision=revision, timeout=timeout)
 
 
 def endpoint() -> str:
     """Return the URL of the Hub, without user name and password."""
-    return _without_password(constants.ENDPOINT)
+    return errors.without_password(constants.ENDPOINT)
 
 
 def cache_folder(name: str) -> Path:
@@ -184,45 +182,11 @@ def _page(repo_type: RepoType, name: str) -> str:
     return f"{endpoint()}/{'datasets/' if repo_type == 'dataset' else ''}{name}"
 
 
-def _without_password(text: str) -> str:
-    return re.sub(r"(https?://)[^/\s@]*@", r"\1", text)
-
-
-@contextmanager
-def _errors_explained(repo_type: RepoType, name: str, failure: str) -> Iterator[None]:
-    """Raise our errors instead of errors of the Hub client; ``failure`` is what failed."""
-    page = _page(repo_type, name)
-    not_found = errors.ModelNotFoundError if repo_type == "model" else DataNotFoundError
-    try:
-        yield
-    except (hub_errors.HFValidationError, hub_errors.RepositoryNotFoundError) as error:
-        # The Hub also says that about gated and private repositories.
-        message = f"there is no folder {name}, and no {repo_type} with this name on the Hub"
-        remedy = f"check the spelling; if {page} is gated or private, accept its terms there, and "
-        raise not_found(message, remedy=f"{remedy}set HF_TOKEN to your token") from error
-    except hub_errors.RevisionNotFoundError as error:
-        message = f"the {repo_type} {name!r} has no such revision"
-        raise not_found(message, remedy=f"choose a revision from {page}/tree/main") from error
-    except (HTTPError, OSError, RuntimeError, ValueError) as error:
-        # The Hub client and hf_xet also raise bare RuntimeErrors and ValueErrors.
-        is_foreign = {"huggingface_hub", "hf_xet"}.isdisjoint(errors.packages_of(error))
-        if (known := errors.explain(error)) and constants.HF_HUB_CACHE in known.message:
-            known.remedy = "set HF_HOME to a folder that you can write to, with enough free space; "
-            known.remedy += "or set HF_HUB_OFFLINE=1 to use the version in the cache"
-            raise known from error
-        if known or (is_foreign and not isinstance(error, HTTPError | OSError)):
-            raise
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        reason = _without_password((str(error).strip() or type(error).__name__).splitlines()[0])
-        # 409: the token can't even see the repository that it tries to create.
-        if isinstance(error, hub_errors.LocalTokenNotFoundError) or status in (401, 403, 409):
-            raise not_found(
-                f"your token gives no access to the {repo_type} {name!r}: {reason}",
-                remedy=f"make a token with access at {endpoint()}/settings/tokens, then run "
-                "`hf auth login` or set HF_TOKEN; or choose an OWNER that you belong to",
-            ) from error
-        raise HubNotReachableError(
-            f"{failure}: {reason}",
-            remedy="check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and run again; if the Hub "
-            "limits requests, wait 5 minutes",
-        ) from error
+def _explained(repo_type: RepoType, name: str, failure: str) -> AbstractContextManager[None]:
+    """Explain the errors of the Hub client; ``failure`` is what failed."""
+    words = {
+        "page": _page(repo_type, name),
+        "endpoint": endpoint(),
+        "cache": constants.HF_HUB_CACHE,
+    }
+    return errors.explained(repo_type, name=name, failure=failure, **words)

@@ -206,8 +206,6 @@ def _explain(error: BaseException, request: StopRequest) -> FinetuneBaseError:
             message = f"there is no option {error.option_name}"
         remedy = f"did you mean {meant}? See {help_command}" if meant else f"see {help_command}"
         return UsageError(message[:1].lower() + message[1:], remedy=remedy)
-    if isinstance(error, FinetuneError):
-        return error
     if known := explain(error):
         if isinstance(error, OSError) and error.filename is None:
             _discard_output()

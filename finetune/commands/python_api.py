@@ -16,7 +16,7 @@ from finetune.commands import console
 from finetune.config.schema import OPTIONS
 from finetune.data import TEMPORARY
 from finetune.distributed import read_launch
-from finetune.errors import ConfigurationError, FinetuneBaseError, explain
+from finetune.errors import ConfigurationError, FinetuneBaseError, explained
 
 FLAG = re.compile(r"--([a-z][a-z-]*[a-z])")
 COMMAND = re.compile(r"(finetune [a-z].*)")
@@ -94,15 +94,12 @@ def _public_signature(shape: Signature) -> Signature:
 def _errors_explained(names: Container[str]) -> Iterator[None]:
     """Rewrite errors for Python, and explain system errors."""
     try:
-        yield
+        with explained():
+            yield
     except FinetuneBaseError as error:
         error.message = _with_arguments(error.message, names)
         error.remedy = _with_arguments(error.remedy, names)
         error.args, error.__notes__ = (error.message,), [f"try: {error.remedy}"]
-        raise
-    except Exception as error:
-        if known := explain(error):
-            raise known from error
         raise
 
 

@@ -9,9 +9,7 @@ import lzma
 import os
 import re
 import tomllib
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from io import BytesIO
@@ -19,7 +17,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from zipfile import BadZipFile, ZipFile
 
-from finetune.errors import MAX_NAMES, DataNotFoundError, DataUnreadableError, SeveralTablesError
+from finetune.errors import (
+    MAX_NAMES,
+    DataNotFoundError,
+    DataUnreadableError,
+    SeveralTablesError,
+    explained,
+)
 from finetune.events import WarningMessage, emit
 from finetune.files import is_there, naming
 
@@ -47,18 +51,6 @@ HIDDEN = re.compile(r"(.*/)?(\.(?!/)|__MACOSX/)")
 ABOUT = re.compile(r"[._]|readme|licen[cs]e|citation|requirements|dataset_info", re.IGNORECASE)
 PART = re.compile(r"part-?\d|\d-of-\d")
 START_BYTES = 4096
-# zipfile raises RuntimeError for passwords, NotImplementedError for unknown compression, and
-# ValueError for damaged offsets and names.
-DAMAGED = (BadZipFile, OSError, EOFError, zlib.error, lzma.LZMAError, RuntimeError, ValueError)
-
-
-@contextmanager
-def _unpacking_explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except DAMAGED as error:
-        remedy = "copy or download it again, or unpack it and pass a table"
-        raise DataUnreadableError(f"{path} can't be unpacked: {error}", remedy=remedy) from error
 
 
 @dataclass(frozen=True)
@@ -91,7 +83,7 @@ def holds_files(path: Path) -> bool:
         return True
     if not os.path.isfile(path) or not Content(path).start(len(ZIP)).startswith((ZIP, EMPTY_ZIP)):
         return False
-    with _unpacking_explained(path), ZipFile(path) as archive:
+    with explained("archive", path=path), ZipFile(path) as archive:
         return not any(map(OFFICE.fullmatch, archive.namelist()))
 
 
@@ -103,7 +95,7 @@ def names_in(path: Path) -> list[str]:
         files = [file for pattern in patterns for file in path.glob(pattern) if file.is_file()]
         names = [file.relative_to(path).as_posix() for file in files]
     else:
-        with _unpacking_explained(path), ZipFile(path) as archive:
+        with explained("archive", path=path), ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name and not name.endswith("/")]
     if shown := sorted(name for name in names if not HIDDEN.match(name)):
         return shown
@@ -114,7 +106,7 @@ def read_members(path: Path, names: Sequence[str]) -> list[Content]:
     """Return files of a folder, or of an archive, which are unpacked into memory."""
     if path.is_dir():
         return [_unpack_file(Content(path / name)) for name in names]
-    with _unpacking_explained(path), ZipFile(path) as archive:
+    with explained("archive", path=path), ZipFile(path) as archive:
         return [_unpack_file(Content(path / name, archive.read(name))) for name in names]
 
 
@@ -133,7 +125,7 @@ def unpack(path: Path, suffixes: Sequence[str] = (), member: str | None = None) 
 def _unpack_file(content: Content) -> Content:
     for beginning, open_packed in UNPACKERS.items():
         if re.match(beginning, content.start(10)):
-            with content.open() as packed, _unpacking_explained(content.path):
+            with content.open() as packed, explained("archive", path=content.path):
                 return Content(content.path, open_packed(packed).read())
     return content
 

@@ -28,7 +28,7 @@ from finetune.data.delimited import Delimited, FileFormat
 from finetune.data.encoding import TextFile, find_text
 from finetune.data.packed import Content
 from finetune.data.values import as_text, as_texts, content_of, frame_of, is_read, list_of, stored
-from finetune.errors import DataNotFoundError, DataUnreadableError
+from finetune.errors import DataNotFoundError, DataUnreadableError, reason_of
 from finetune.events import Info, emit
 from finetune.tasks.labels import map_values
 
@@ -378,7 +378,7 @@ def _read_parquet(content: Content, _options: DataConfig, readable_only: bool) -
         table = file.read(columns=[name for name in schema.names if name not in large])
         table.validate(full=True)  # texts may be other bytes than UTF-8
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        message = f"{path} is not Parquet: {str(error).splitlines()[0]}"
+        message = f"{path} is not Parquet: {reason_of(error)}"
         raise DataUnreadableError(message, remedy="export it again") from error
     if not file.metadata.num_rows:
         raise DataUnreadableError(f"{path} has no rows", remedy="export it again")

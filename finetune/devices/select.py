@@ -13,7 +13,7 @@ from finetune.devices.cuda import CudaDevice
 from finetune.devices.host import BERT_BASE_BYTES, Check, gibibytes
 from finetune.devices.mps.device import MpsDevice
 from finetune.devices.mps.facts import generation, known_faults
-from finetune.errors import ConfigurationError, DeviceNotAvailableError, UsageError
+from finetune.errors import ConfigurationError, DeviceNotAvailableError, UsageError, reason_of
 from finetune.events import emit, muted
 
 # In the order in which "auto" tries them.
@@ -100,6 +100,6 @@ def describe_cuda() -> Iterator[Check]:
             free_bytes, total_bytes = torch.cuda.mem_get_info(index)
             finding += f", {gibibytes(free_bytes)} of {gibibytes(total_bytes)} free"
         except RuntimeError as error:
-            finding += f", can't be used: {str(error).splitlines()[0]}"
+            finding += f", can't be used: {reason_of(error)}"
         has_room = free_bytes >= BERT_BASE_BYTES
         yield Check.warn_unless(has_room, f"cuda_{index}", finding, remedy)

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from finetune.config.schema import ModelConfig
 from finetune.devices import host
 from finetune.devices.host import BERT_BASE_BYTES, Check, check_variables, group_limits
-from finetune.errors import FinetuneError, ModelNotFoundError
+from finetune.errors import FinetuneError, ModelNotFoundError, reason_of
 from finetune.hub import ask_hub, endpoint
 from finetune.runs.manifest import PACKAGES
 
@@ -120,8 +120,7 @@ def _check_devices(name: str) -> Iterator[Check]:
     try:
         import torch  # noqa: F401
     except (ImportError, OSError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        finding = f"PyTorch can't be imported: {reason}"
+        finding = f"PyTorch can't be imported: {reason_of(error)}"
         remedy = "fix the failures above, then run pip install --force-reinstall torch"
         yield Check("device", "failure", finding, remedy)
         return

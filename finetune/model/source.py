@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.util import find_spec
@@ -16,12 +16,10 @@ from safetensors import SafetensorError
 
 from finetune.errors import (
     ConfigurationError,
-    FinetuneError,
     HubNotReachableError,
     ModelNotFoundError,
     ModelUnsupportedError,
-    explain,
-    packages_of,
+    explained,
 )
 from finetune.files import hash_in_thread, is_there, read_json
 from finetune.hub import CONFIG, SHARDS_INDEX, WEIGHTS, fetch_model, has_weights
@@ -39,8 +37,6 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _SENTENCEPIECE_FILE = re.compile(r"(spm|spiece|sentencepiece\.bpe|tokenizer)\.model")
-# Libraries that read model files.
-_LIBRARIES = {"transformers", "tokenizers", "torch", "safetensors", "huggingface_hub"}
 _TOKENIZER_FILE = re.compile(
     "tokenizer|vocab|merges|special_tokens|added_tokens|spiece|sentencepiece|spm"
 )
@@ -143,27 +139,9 @@ class ModelSource:
         files = (file for file in self.folder.iterdir() if _TOKENIZER_FILE.match(file.name))
         return hash_in_thread(sorted(file for file in files if file.is_file())).result()
 
-    @contextmanager
-    def failures_explained(self) -> Iterator[None]:
-        """Turn errors of transformers about the files of a folder into ModelUnsupportedError."""
-        try:
-            yield
-        except FinetuneError:
-            raise
-        # Files from anywhere make libraries raise errors of any kind.
-        except Exception as error:
-            if isinstance(error, OSError) and (known := explain(error)):
-                raise known from error
-            is_of_library = isinstance(error, OSError | ValueError)
-            if not is_of_library and _LIBRARIES.isdisjoint(packages_of(error)):
-                raise  # an error in this package
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            if isinstance(error, LookupError):  # its message is only the key
-                reason = f"{type(error).__name__}: {reason}"
-            raise ModelUnsupportedError(
-                f"{self.name} does not load as a text classifier: {reason}",
-                remedy="choose an encoder that transformers knows, such as bert-base-uncased",
-            ) from error
+    def failures_explained(self) -> AbstractContextManager[None]:
+        """Turn errors of libraries about the files of a folder into ModelUnsupportedError."""
+        return explained("model files", name=self.name)
 
     def _weight_files(self) -> list[Path]:
         if (self.folder / WEIGHTS).is_file():

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from finetune.data.labeling_tools import How
-from finetune.errors import FinetuneError, explain
+from finetune.errors import explain
 from finetune.events import Advance, Event, WarningMessage, emit, sent_to
 from finetune.runs.linear_head import measure_first
 from finetune.tasks.base import Task
@@ -384,7 +384,7 @@ class LabelingSession:
                 self._changed.clear()
                 self._fit(read_features)
         except Exception as error:  # also shown on the page; labeling continues without a head
-            known = error if isinstance(error, FinetuneError) else explain(error)
+            known = explain(error)
             self._error = known.message if known else f"{type(error).__name__}: {error}"
             message = f"no suggestions, and texts in random order: {self._error}"
             emit(WarningMessage(message, remedy=known.remedy if known else ""))

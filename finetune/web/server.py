@@ -207,6 +207,6 @@ def make_app(
 async def _explain(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
-    known = error if isinstance(error, FinetuneError) else explain(error)
+    known = explain(error)
     words = f"{known.message}: {known.remedy}" if known else f"unexpected {type(error).__name__}"
     return JSONResponse({"error": words}, 500)

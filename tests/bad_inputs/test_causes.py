@@ -13,7 +13,14 @@ import pytest
 from tiny_runs import QUICK, Command
 
 import finetune
-from finetune.errors import ConfigurationError, FinetuneError, InterruptionError, explain
+from finetune.errors import (
+    ConfigurationError,
+    FinetuneError,
+    InterruptionError,
+    ProcessLostError,
+    explain,
+    explained,
+)
 
 CASES = [
     line.split(" | ")
@@ -91,6 +98,14 @@ def test_an_error_of_the_system_is_explained(number: int, code: int) -> None:
     assert (explained.message, explained.exit_code) == (f"here: {os.strerror(number)}", code)
 
 
+def test_an_exception_without_a_message_is_named_by_its_class() -> None:
+    lost = pytest.raises(ProcessLostError, match=r"no longer answers \(RuntimeError\)")
+    with lost, explained("joined processes"):
+        raise RuntimeError
+    with pytest.raises(ZeroDivisionError), explained("joined processes"):  # a fault of ours
+        raise ZeroDivisionError
+
+
 def test_errors_of_the_system_are_ours_in_python_too(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(FinetuneError, match=r"symbolic links|Symlink loop"):
@@ -118,9 +133,8 @@ def test_closed_standard_input_is_named(
 
 
 def test_a_home_is_expanded_behind_the_sign_of_equality(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    assert command("config", "cp", "offline", "~/mine.yaml").code == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+    missing = f"there is no file {tmp_path}/no.csv"
+    command("predict", finished_run, "--data=~/no.csv").assert_refused(3, missing)
