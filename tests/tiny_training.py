@@ -21,9 +21,9 @@ from finetune.model.structure import find_structure, freeze_parameters, set_trai
 from finetune.tasks.single import Single
 from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Batch, Examples, inputs_of_texts
+from finetune.training.loop import TrainingLoop
 from finetune.training.micro_batches import MicroBatch, cut_batch
 from finetune.training.plan import Plan
-from finetune.training.trainer import Trainer
 
 CLASSES = 6
 
@@ -104,7 +104,7 @@ def tiny_trainer(
     max_grad_norm: float = 1.0,
     dropout: float = 0.1,
     **options: Any,
-) -> Trainer:
+) -> TrainingLoop:
     """Return the trainer of a small model, ready for steps; the same for the same arguments.
 
     Options are further fields of its plan.
@@ -125,10 +125,12 @@ def tiny_trainer(
         **options,
     )
     device = device or CpuDevice()
-    return Trainer(model, plan, task=Single(), device=device, head=structure.head)
+    return TrainingLoop(model, plan, task=Single(), device=device, head=structure.head)
 
 
-def cut_all_rows(trainer: Trainer, examples: Examples, *, batch_size: int) -> Iterator[MicroBatch]:
+def cut_all_rows(
+    trainer: TrainingLoop, examples: Examples, *, batch_size: int
+) -> Iterator[MicroBatch]:
     """Cut an effective batch of all rows, padded to 16 tokens, for a trainer's device."""
     return cut_batch(
         examples,
@@ -139,7 +141,7 @@ def cut_all_rows(trainer: Trainer, examples: Examples, *, batch_size: int) -> It
 
 
 def take_steps(
-    trainer: Trainer, examples: Examples, numbers: Iterable[int], *, batch_size: int = 4
+    trainer: TrainingLoop, examples: Examples, numbers: Iterable[int], *, batch_size: int = 4
 ) -> list[float]:
     """Take the steps with these numbers, each on all rows; return their losses."""
     return [

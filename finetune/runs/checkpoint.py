@@ -23,7 +23,7 @@ from finetune.files import file_sha256, flush_to_disk, read_json, replacing, wri
 from finetune.ownership import MANIFEST
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import Journal
-from finetune.training.progress import Progress
+from finetune.training.loop import Progress, TrainingLoop
 from finetune.training.snapshot import (
     StateUnusableError,
     Tensors,
@@ -32,7 +32,6 @@ from finetune.training.snapshot import (
     restore_state,
     trained_tensors,
 )
-from finetune.training.trainer import Trainer
 
 STATE_NAME = "state.json"
 TENSORS_SUFFIX = ".safetensors"
@@ -65,12 +64,12 @@ class Checkpoints:
         return distributed.is_main() and time.monotonic() - self._saved_at >= needed
 
     @clock("saving")
-    def save_best(self, trainer: Trainer) -> None:
+    def save_best(self, trainer: TrainingLoop) -> None:
         """Keep the trained parameters as the best model."""
         if distributed.is_main():
             self._best = self._device.snapshot(trained_tensors(trainer))
 
-    def load_best(self, trainer: Trainer) -> None:
+    def load_best(self, trainer: TrainingLoop) -> None:
         """Copy the parameters of the best model back."""
         if trainer.progress.best_step != trainer.progress.steps:
             is_alone = distributed.world_size() == 1
@@ -81,7 +80,7 @@ class Checkpoints:
         return {name: tensor.cpu() for name, tensor in self._best.items()}
 
     @clock("saving")
-    def save(self, trainer: Trainer) -> None:
+    def save(self, trainer: TrainingLoop) -> None:
         """Write a checkpoint and delete old checkpoints beyond the limit."""
         # A checkpoint ahead of the journal would leave a gap in it after resuming.
         if not distributed.broadcast(self._journal.write):
@@ -119,7 +118,7 @@ class Checkpoints:
         for path in {*self.folder.checkpoints_folder.iterdir()} - {*kept[: self.keep]}:
             self.folder.delete(path.relative_to(self.folder.path).as_posix())
 
-    def restore(self, trainer: Trainer) -> None:
+    def restore(self, trainer: TrainingLoop) -> None:
         """Restore the newest checkpoint that can be used; report and skip damaged ones."""
 
         def restore_main() -> tuple[dict[str, Tensors], dict[str, Any]]:

@@ -41,8 +41,8 @@ from finetune.training.linear_head import (
     fit_with_texts,
     names_fit,
 )
+from finetune.training.loop import TrainingLoop
 from finetune.training.plan import Plan, bypass_output_layer, interpolate
-from finetune.training.trainer import Trainer
 
 # With fewer rows, a fold would have only one or two rows.
 MIN_ROWS = 10
@@ -62,7 +62,7 @@ class LinearHeadFitter:
     ``names`` is a field of ``RunDetails``.
     """
 
-    def __init__(self, inputs: RunInputs, trainer: Trainer) -> None:
+    def __init__(self, inputs: RunInputs, trainer: TrainingLoop) -> None:
         self._inputs, self._trainer = inputs, trainer
         is_contrastive, seed = inputs.method.is_contrastive, trainer.plan.seed
         rows = self._read_features("train")

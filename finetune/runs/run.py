@@ -62,9 +62,8 @@ from finetune.tasks.base import Labels, Task
 from finetune.tasks.metrics import choose_metric
 from finetune.tasks.scores import Scores
 from finetune.training.interruption import signal_of
+from finetune.training.loop import Progress, TrainingLoop
 from finetune.training.plan import Plan
-from finetune.training.progress import Progress
-from finetune.training.trainer import Trainer
 
 Predicted = tuple[NDArray[np.float32], Labels]
 MAX_EXAMPLES = 3
@@ -163,7 +162,7 @@ class Run:
         started = time.perf_counter()
         with stage("features"):
             model, examples = stored_features(inputs, plan, eval_batch_size)
-        self.trainer = trainer = Trainer(
+        self.trainer = trainer = TrainingLoop(
             model,
             plan,
             task=inputs.task,

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,9 +24,7 @@ from finetune.model.features import FrozenLayers
 from finetune.tokenization.examples import Batch, Examples, Inputs
 from finetune.training.micro_batches import MicroBatch, cut_batch
 from finetune.training.optimizers import total_norm
-
-if TYPE_CHECKING:
-    from finetune.training.trainer import Trainer
+from finetune.training.trainer import Trainer
 
 _REMEDY = (
     "start again with --overwrite --device cpu; finetune doctor --parity --device {} shows details"
@@ -81,13 +78,13 @@ class Difference:
         return f"{self.part} ({self.tensor}) {size} (tolerance {self.tolerance:.2%})"
 
 
-def check_device(trainer: "Trainer", examples: Examples) -> None:
+def check_device(trainer: Trainer, examples: Examples, *, step: int) -> None:
     """Compare the device with the CPU between two steps; weights and optimizer stay as they are.
 
     It uses two padded lengths: the smallest, where attention was wrong in the past, and the largest
     that is fast. Raises ``FinetuneError``. If memory runs out, it only warns.
     """
-    examples, device, step = examples.without_windows(), trainer.device, trainer.progress.steps
+    examples, device = examples.without_windows(), trainer.device
     padded_lengths, batch_size = trainer.plan.padded_lengths, trainer.batch_size.examples
     shortest, *longer = [length for length in padded_lengths if length >= examples.lengths.min()]
     shapes = [
@@ -113,7 +110,7 @@ def check_device(trainer: "Trainer", examples: Examples) -> None:
 
 
 def compare_with_cpu(
-    trainer: "Trainer", examples: Examples, shapes: Shapes, *, seed: int = 0
+    trainer: Trainer, examples: Examples, shapes: Shapes, *, seed: int = 0
 ) -> list[Difference]:
     """Compare logits of random examples, gradients of the last batch, and a step with the CPU's.
 
@@ -185,7 +182,7 @@ def _compute(
 
 
 def _add_changes(
-    trainer: "Trainer", weights: Mapping[str, torch.Tensor], actual: Results, expected: Results
+    trainer: Trainer, weights: Mapping[str, torch.Tensor], actual: Results, expected: Results
 ) -> None:
     """Add how the first step of an optimizer changes parameters, which are restored.
 

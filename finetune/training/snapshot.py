@@ -9,7 +9,7 @@ import torch
 from pydantic import TypeAdapter
 
 from finetune import distributed
-from finetune.training.progress import Progress
+from finetune.training.loop import Progress, TrainingLoop
 from finetune.training.trainer import Trainer
 
 Tensors = dict[str, torch.Tensor]
@@ -34,7 +34,7 @@ def load_trained_tensors(trainer: Trainer, tensors: Mapping[str, torch.Tensor]) 
         parameters[name].copy_(tensor)
 
 
-def capture_state(trainer: Trainer) -> tuple[dict[str, Tensors], dict[str, Any]]:
+def capture_state(trainer: TrainingLoop) -> tuple[dict[str, Tensors], dict[str, Any]]:
     """Return everything that the next step depends on, of all ranks: tensors and JSON values."""
     optimizer = {
         f"{index}.{name}": torch.as_tensor(value)
@@ -51,7 +51,7 @@ def capture_state(trainer: Trainer) -> tuple[dict[str, Tensors], dict[str, Any]]
 
 
 def restore_state(
-    trainer: Trainer, tensors: Mapping[str, Tensors], values: Mapping[str, Any]
+    trainer: TrainingLoop, tensors: Mapping[str, Tensors], values: Mapping[str, Any]
 ) -> None:
     """Restore a trainer and its random state from a captured state."""
     try:

@@ -125,7 +125,7 @@ BRANCHES = tuple(Branch(*values) for values in (
     ("training.precision", 'parity = f"finetune doctor --parity', _MAC, _RUN),
     ("training.precision", "return _NO_INSTRUCTIONS if is_slow(", _CPU, _RUN),
     ("training.precision", "choice = _time_layer(", "cpu-with-bf16", "run"),
-    ("training.trainer", "batches = longest_first(batches)", _NVIDIA, _RUN),
+    ("training.loop", "batches = longest_first(batches)", _NVIDIA, _RUN),
     ("training.trainer", "flat_gradients = flatten(gradients_of(", _TWO_CPUS, _RUN),
     ("evaluation.predict", "count = distributed.world_size()", _TWO_CPUS, _RUN),
 ))  # fmt: skip

@@ -20,11 +20,10 @@ from finetune.errors import LossNotFiniteError
 from finetune.events import sent_to
 from finetune.tasks.metrics import SINGLE
 from finetune.tokenization.examples import Examples
-from finetune.training import trainer as trainer_module
+from finetune.training import loop
 from finetune.training.interruption import Stopped
-from finetune.training.progress import Progress
+from finetune.training.loop import Progress, TrainingLoop
 from finetune.training.snapshot import StateUnusableError, load_trained_tensors
-from finetune.training.trainer import Trainer
 
 ROWS, BATCH, STEPS_PER_EPOCH = 23, 4, 6
 PLAN: dict[str, Any] = {
@@ -49,7 +48,7 @@ class Diary:
     entries: list[tuple[str, int]] = field(default_factory=list)
     emitted: list[events.Event] = field(default_factory=list)
 
-    def note(self, what: str, trainer: Trainer) -> None:
+    def note(self, what: str, trainer: TrainingLoop) -> None:
         self.entries.append((what, trainer.progress.steps))
         if self.entries[-1] == self.stop_at:
             signal.raise_signal(signal.SIGTERM)
@@ -63,13 +62,13 @@ class Diary:
     def is_due(self) -> bool:
         return True
 
-    def save_best(self, trainer: Trainer) -> None:
+    def save_best(self, trainer: TrainingLoop) -> None:
         self.note("best", trainer)
 
-    def save(self, trainer: Trainer) -> None:
+    def save(self, trainer: TrainingLoop) -> None:
         self.note("save", trainer)
 
-    def run(self, trainer: Trainer, examples: Examples | None = None) -> Progress:
+    def run(self, trainer: TrainingLoop, examples: Examples | None = None) -> Progress:
         """Train to the end, or until the signal."""
         trainer.batch_size, trainer.checkpoints = BatchSize(BATCH, "batch size", CpuDevice()), self
         train = examples or random_examples(ROWS)
@@ -92,7 +91,7 @@ class Diary:
         return trainer.progress
 
 
-def trainer_of(**options: Any) -> Trainer:
+def trainer_of(**options: Any) -> TrainingLoop:
     return tiny_trainer(**PLAN | options)
 
 
@@ -141,7 +140,7 @@ def test_the_device_is_checked_before_the_first_step_and_after_the_last(
 ) -> None:
     diary, trainer = Diary(stop_at=stop_at), trainer_of(checks_device=True)
     monkeypatch.setattr(
-        trainer_module, "check_device", lambda trainer, _: diary.note("check", trainer)
+        loop, "check_device", lambda trainer, *_, **__: diary.note("check", trainer)
     )
     trainer.progress = Progress(steps=steps_before)
     diary.run(trainer)
@@ -194,7 +193,7 @@ def test_a_model_that_a_last_step_has_broken_is_not_kept_and_validation_finds_no
     )
 
     class Watching(Diary):
-        def note(self, what: str, trainer: Trainer) -> None:
+        def note(self, what: str, trainer: TrainingLoop) -> None:
             super().note(what, trainer)
             if what == "validate":
                 gradients.extend(each.grad for each in trainer.model.parameters())
