@@ -19,7 +19,6 @@ from finetune.data.dataset import (
     SPLITS,
     LoadedData,
     column_of,
-    find_folds,
     make_dataset,
     rows_where,
     sample_rows,
@@ -36,10 +35,9 @@ from finetune.tasks.metrics import MULTI, SINGLE
 from finetune.tasks.regression import Regression
 from finetune.tasks.tables import full_text
 from finetune.training.linear_head import (
-    TRIED_GRADIENT,
     LabeledFeatures,
     choose_inverse_regularization,
-    fit_linear_head,
+    cross_validate,
 )
 
 # Larger tables are sampled.
@@ -245,21 +243,13 @@ def predict_out_of_fold(
     """Return the mean logits of heads fitted without the group of each row: [rows, outputs]."""
     if len(np.unique(groups)) == 1:  # All rows are near duplicates of each other.
         groups = np.arange(len(groups))
-    folds = min(folds, len(np.unique(groups)))
     chosen, _ = choose_inverse_regularization(rows, seed=0)
-    seeds = SEEDS if rows.features.size * rows.outputs <= MAX_WORK else 1
-    total = np.zeros((len(rows.labels), rows.outputs), np.float32)
-    for seed in range(seeds):
-        fold = find_folds(groups, rows.groups, folds=folds, seed=seed)
-        for number in range(folds):
-            test = fold == number
-            head = fit_linear_head(
-                rows.select(np.flatnonzero(~test)),
-                inverse_regularization=chosen,
-                max_gradient=TRIED_GRADIENT,
-            )
-            total[test] += head.logits(rows.features[test])
-    return np.asarray(total / seeds, np.float32)
+    seeds = range(SEEDS if rows.features.size * rows.outputs <= MAX_WORK else 1)
+    logits = [
+        cross_validate(rows, [chosen], seed=seed, folds=folds, groups=groups)[chosen]
+        for seed in seeds
+    ]
+    return np.asarray(np.mean(logits, axis=0), np.float32)
 
 
 def rank_suspects(task: Task, logits: Logits, labels: Labels) -> tuple[NDArray[np.int64], Labels]:

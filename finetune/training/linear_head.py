@@ -20,6 +20,8 @@ from scipy.optimize import minimize
 from scipy.sparse import csr_array, diags_array
 from scipy.special import softmax
 
+from finetune.data.dataset import find_folds
+
 # The best value for TREC lies in this range, with 6 or 50 classes and 5 to 900 rows per class.
 INVERSE_REGULARIZATIONS = (1.0, 10.0, 100.0)
 # The best value on features of an encoder that was trained on the same rows.
@@ -46,11 +48,11 @@ class LabeledFeatures:
     weights: NDArray[np.float32]  # weight of each row in the loss
     losses: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     outputs: int
-    groups: NDArray[np.int64]  # strata of the folds, such as the class of each row
+    strata: NDArray[np.int64]  # of the folds, such as the class of each row
 
     def select(self, rows: NDArray[np.int64]) -> "LabeledFeatures":
         """Return some of the rows."""
-        arrays = ("features", "labels", "weights", "groups")
+        arrays = ("features", "labels", "weights", "strata")
         return replace(self, **{name: getattr(self, name)[rows] for name in arrays})
 
 
@@ -143,31 +145,32 @@ def choose_inverse_regularization(
 
 
 def cross_validate(
-    rows: LabeledFeatures, candidates: Sequence[float], *, seed: int
+    rows: LabeledFeatures,
+    candidates: Sequence[float],
+    *,
+    seed: int,
+    folds: int = FOLDS,
+    groups: NDArray[np.int64] | None = None,
 ) -> dict[float, NDArray[np.float32]]:
     """Return the logits of each row from a head fitted without that row: [rows, outputs].
 
-    Keys are the candidates for ``inverse_regularization``.
+    Keys are the candidates for ``inverse_regularization``. Rows of one group, [rows], share a fold.
     """
     shape = (len(rows.labels), rows.outputs)
     logits = {candidate: np.empty(shape, np.float32) for candidate in candidates}
     # With many classes, each has a small gradient even before anything is fitted.
     max_gradient = min(TRIED_GRADIENT, 0.02 / rows.outputs)
-    for test in folds(rows.groups, seed=seed):
-        training, head = rows.select(np.setdiff1d(np.arange(len(rows.labels)), test)), None
+    groups = np.arange(len(rows.labels)) if groups is None else groups
+    folds = min(folds, len(np.unique(groups)))
+    fold = find_folds(groups, rows.strata, folds=folds, seed=seed)
+    for test in (fold == number for number in range(folds)):
+        training, head = rows.select(np.flatnonzero(~test)), None
         for candidate in candidates:
             head = fit_linear_head(
                 training, inverse_regularization=candidate, max_gradient=max_gradient, start=head
             )
             logits[candidate][test] = head.logits(rows.features[test])
     return logits
-
-
-def folds(groups: NDArray[np.int64], *, seed: int) -> Sequence[NDArray[np.int64]]:
-    """Return the rows of each fold, stratified by group."""
-    order = np.random.default_rng(seed).permutation(len(groups))
-    by_group = order[np.argsort(groups[order], kind="stable")]
-    return [by_group[first::FOLDS] for first in range(min(FOLDS, len(groups)))]
 
 
 # With fewer fitting names, names are codes, or mean nothing to the encoder. If exactly half of the

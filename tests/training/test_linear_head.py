@@ -64,13 +64,27 @@ def test_out_of_fold_logits_are_of_heads_that_have_not_seen_the_row() -> None:
     random = np.random.default_rng(2)
     noise = random.normal(size=(60, 40)).astype(np.float32)
     labels = np.arange(60) % 2
-    rows = LabeledFeatures(noise, labels, np.ones(60, np.float32), softmax, 2, groups=labels)
+    rows = LabeledFeatures(noise, labels, np.ones(60, np.float32), softmax, 2, strata=labels)
 
     seen = fit_linear_head(rows, inverse_regularization=100).logits(noise).argmax(axis=1) == labels
     unseen = cross_validate(rows, [100], seed=0)[100].argmax(axis=1) == labels
 
     assert seen.mean() > 0.9
     assert unseen.mean() < 0.7
+
+
+def test_rows_of_one_group_are_never_on_both_sides_of_a_fold() -> None:
+    noise = np.random.default_rng(2).normal(size=(60, 40)).astype(np.float32).repeat(2, axis=0)
+    labels = (np.arange(60) % 2).repeat(2)
+    rows = LabeledFeatures(noise, labels, np.ones(120, np.float32), softmax, 2, strata=labels)
+
+    apart, together = (
+        cross_validate(rows, [100], seed=0, groups=groups)[100].argmax(axis=1) == labels
+        for groups in (None, np.arange(60).repeat(2))
+    )
+
+    assert apart.mean() > 0.7
+    assert together.mean() < 0.6
 
 
 def draw_clusters(rows, texts, *, classes, hidden=32, noise=0.3, shares=None, seed=0):
