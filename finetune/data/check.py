@@ -77,7 +77,8 @@ def find_repeats(split: pandas.DataFrame, train: pandas.DataFrame) -> Finding:
 
 def find_conflicts(split: pandas.DataFrame, train: pandas.DataFrame) -> Finding:
     """Count texts with several labels."""
-    labeled = split.drop_duplicates(["number", "label"])
+    repeated = split[split.duplicated("number", keep=False)]
+    labeled = repeated.drop_duplicates(["number", "label"])
     first = labeled[labeled.duplicated("number", keep=False)].drop_duplicates("number")
     examples = [
         {"text": row.text, "labels": _labels_of(split, row.number)}
@@ -91,8 +92,9 @@ def find_overlap(split: pandas.DataFrame, train: pandas.DataFrame) -> Finding | 
     if split is train:
         return None
     shared = split[split["number"].isin(train["number"])]
-    labels_of_train = pandas.MultiIndex.from_frame(train[["number", "label"]])
-    agrees = pandas.MultiIndex.from_frame(shared[["number", "label"]]).isin(labels_of_train)
+    train = train[train["number"].isin(shared["number"])]
+    keys = [pandas.MultiIndex.from_frame(part[["number", "label"]]) for part in (shared, train)]
+    agrees = keys[0].isin(keys[1])
     examples = [
         {"text": row.text, "label": row.label, "train_labels": _labels_of(train, row.number)}
         for row in pandas.concat([shared[~agrees], shared[agrees]])[:MAX_EXAMPLES].itertuples()

@@ -6,16 +6,17 @@ Rows are held out for validation and test, seeded, in the proportions of strata,
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas
 import pyarrow
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, DatasetInfo, Features, Value, concatenate_datasets
 from datasets.fingerprint import generate_random_fingerprint
 from datasets.table import InMemoryTable
 from numpy.typing import NDArray
+from pandas.util import hash_array
 
 from finetune.config.schema import DataConfig
 from finetune.data.columns import Columns
@@ -89,6 +90,12 @@ class TextColumns(NamedTuple):
         if self.pairs is None:
             return self.texts
         return pc.binary_join_element_wise(self.texts, self.pairs, " | ")
+
+    @property
+    def normal(self) -> "TextColumns":
+        """The texts in lower case, stripped, with single spaces between words."""
+        columns = (map(_normalize, column.chunks) for column in self.columns)
+        return TextColumns(*(pyarrow.chunked_array(column, "string") for column in columns))
 
 
 def make_dataset(
@@ -164,10 +171,7 @@ def number_texts(
     texts: pyarrow.ChunkedArray, pairs: pyarrow.ChunkedArray | None = None
 ) -> NDArray[np.int64]:
     """Return the number of each text, in order of appearance; case and spaces do not matter."""
-    numbers = _number(texts)
-    if pairs is None:
-        return numbers
-    return _number_values(pyarrow.chunked_array([numbers * len(numbers) + _number(pairs)]))
+    return _number(TextColumns(texts, pairs).normal)
 
 
 def find_near_duplicates(rows: Dataset, train: Dataset) -> NDArray[np.bool_]:
@@ -194,12 +198,14 @@ def number_splits(
     return dict(zip(splits, np.split(numbers, ends), strict=True))
 
 
-def _number(texts: pyarrow.ChunkedArray) -> NDArray[np.int64]:
-    return _number_values(pyarrow.chunked_array(map(_normalize, texts.chunks), "string"))
+def _number(normal: TextColumns) -> NDArray[np.int64]:
+    numbers, *of_pairs = map(_number_values, normal.columns)
+    for others in of_pairs:
+        numbers = _number_values(pyarrow.chunked_array([numbers * len(numbers) + others]))
+    return numbers
 
 
 def _normalize(texts: pyarrow.Array) -> pyarrow.Array:
-    """Return texts in lower case, stripped, with single spaces between words."""
     normal = pc.ascii_lower(pc.ascii_trim_whitespace(texts))
     # Arrow folds only the case of ASCII, and is slow at joining words that it split at spaces.
     has_gaps = pc.match_substring_regex(texts, "[[:cntrl:]]|  ")
@@ -307,11 +313,13 @@ def _reject_constant(train: Dataset, task: Task) -> None:
         )
 
 
-def _draw(texts: TextColumns, *, seed: int) -> NDArray[np.uint64]:
+def _draw(normal: pyarrow.ChunkedArray, *, seed: int) -> NDArray[np.uint64]:
     """Return a random number for each text, [rows], which other rows of the table don't change."""
-    normal = pyarrow.chunked_array(map(_normalize, texts.joined.chunks), "string")
-    hashes = pandas.util.hash_array(normal.to_numpy(), hash_key=f"{seed:016}"[-16:])
-    return np.asarray(hashes, np.uint64)
+    hash_texts = partial(hash_array, hash_key=f"{seed:016}"[-16:], categorize=False)
+    # All texts as Python objects would need several times their memory.
+    pieces = (normal[start : start + 2**14] for start in range(0, len(normal), 2**14))
+    hashes = [hash_texts(piece.to_numpy()) for piece in pieces]
+    return np.concatenate([np.empty(0, np.uint64), *hashes])
 
 
 def find_held_out(
@@ -333,7 +341,7 @@ def find_held_out(
     rows_before = 0
     for stratum in np.unique(strata[first_rows]):
         rows = first_rows[strata[first_rows] == stratum]
-        members = texts[rows[np.argsort(drawn[rows], kind="stable")]]
+        members = texts[rows[np.argsort(drawn[rows])]]
         # Rounding the running total keeps the total exact over many small classes.
         rows_after = rows_before + int(sizes[members].sum())
         quota = round(fraction * rows_after) - round(fraction * rows_before)
@@ -370,8 +378,9 @@ def _with_missing_splits(
     fractions = {"test": options.test_fraction, "validation": validation}
     missing = [name for name in fractions if name not in table and fractions[name]]
     if missing:
-        texts = number_texts(*texts_of(train))
-        drawn = _draw(texts_of(train), seed=options.split_seed)
+        normal = texts_of(train).normal
+        texts, drawn = _number(normal), _draw(normal.joined, seed=options.split_seed)
+        del normal
         if task.problem_type == SINGLE:
             _warn_of_contradictions(texts, _strata_of(train, task))
     for name in missing:

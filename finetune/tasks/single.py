@@ -59,6 +59,9 @@ class Single(Task):
     def class_rows(self, labels: ClassNumbers) -> tuple[ClassNumbers, ClassNumbers]:
         return np.arange(len(labels)), labels
 
+    def strata(self, labels: ClassNumbers) -> NDArray[np.int64]:
+        return labels
+
     def balance(self, labels: ClassNumbers) -> NDArray[np.float64]:
         """Return rows / (classes × rows of the class)."""
         counts = np.bincount(labels, minlength=len(self.class_names))
