@@ -294,12 +294,15 @@ def load(
                 remedy="drop one of them",
             )
         files[name] = str(run.config_file if run else file)
+    ignored = ["output_dir", "overwrite"]  # a repeated run gets a new folder
+    if flags.get("model") is not None:
+        ignored.append("revision")  # of the model of that run
     return load_config(
         file=None if files["config"] is None else str(files["config"]),
         environment=os.environ,
         flags=without_none({**flags, "data": files["data"]}),
         assignments=assignments,
-        ignored=("output_dir", "overwrite") if run else (),  # a repeated run gets a new folder
+        ignored=ignored if run else (),
     )
 
 

@@ -68,8 +68,8 @@ def run(
         seeds: Train with N seeds on the same splits; report means and intervals.
         folds: Cross-validate with N folds; report metrics of all rows.
         keep_models: Keep the model and the report of each fold.
-        resume_from_checkpoint: Run folder to resume; a finished run needs more --num-train-epochs.
-            auto: the run in --output-dir, the newest unfinished run, or a new run.
+        resume_from_checkpoint: Run folder to resume. auto: the run in --output-dir, the newest
+            unfinished run, or a new run.
         compute_metrics: Function that returns more metrics, as for the Trainer of transformers.
         assignments: More options, as ``section.option=value``.
         emit: Receives the events of ``finetune.events``.

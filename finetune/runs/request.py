@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from finetune.config.schema import OPTIONS, Config, change_options
@@ -37,8 +38,8 @@ class RunRequest:
     """A run, or several runs that differ in seed, fold or some options.
 
     ``sources`` has the file, variable or flag that set each option, ``trials`` the options of each
-    trial of a sweep. ``resumed`` is the folder to resume, ``continued`` a finished run whose model
-    is trained further. ``read`` has the data if they were read to guess options.
+    trial of a sweep. ``resumed`` is the folder to resume. ``read`` has the data if they were read
+    to guess options.
     """
 
     config: Config
@@ -48,7 +49,6 @@ class RunRequest:
     trials: Sequence[Mapping[str, Any]] = ()
     keeps_models: bool = True
     resumed: RunFolder | None = None
-    continued: RunFolder | None = None
     read: "LoadedData | None" = None
 
     @property
@@ -134,8 +134,7 @@ class RunRequest:
 def resume(request: RunRequest, resume_from: str | Path) -> RunRequest:
     """Return a request that resumes a run: ``auto``, or the run in a folder.
 
-    If there is no run with ``auto``, the request stays. A finished run is trained for more epochs
-    if they are requested.
+    If there is no run with ``auto``, the request stays.
     """
     is_auto = resume_from == AUTO
     folder = find_started(request) if is_auto else _open(request, Path(resume_from))
@@ -146,7 +145,7 @@ def resume(request: RunRequest, resume_from: str | Path) -> RunRequest:
         is_lost = output is not None and output.is_ours
         config = change_options(request.config, {"overwrite": True} if is_lost else {})
         return replace(request, config=config)
-    saved, epochs = folder.read_config(), request.config.training.num_train_epochs
+    saved = folder.read_config()
     runs = folder.runs if isinstance(folder, SeveralFolder) else [folder]
     for run in runs:
         _check_unedited(run)
@@ -155,15 +154,6 @@ def resume(request: RunRequest, resume_from: str | Path) -> RunRequest:
             f"{folder.path} has {len(runs)} folds, which can't become {request.folds}",
             remedy=f"use --folds {len(runs)}, or choose another folder with --output-dir",
         )
-    has_more_epochs = epochs not in (None, saved.training.num_train_epochs)
-    if folder.has_finished and not request.variants and has_more_epochs and not is_auto:
-        if saved.training.fit_head == "on":
-            raise UsageError(
-                f"the run in {folder.path} fitted a linear head, and did not train in epochs",
-                remedy="drop --num-train-epochs, or start a new run from its model, with --model "
-                f"{folder.model_folder}",
-            )
-        return _train_further(folder, saved, request)
     sources = {**dict.fromkeys(OPTIONS, str(folder.config_file)), **request.sources}
     config = _change_saved(folder, saved, request)
     request = replace(request, config=config, sources=sources, resumed=folder)
@@ -225,48 +215,21 @@ def _check_unedited(folder: RunFolder) -> None:
         )
 
 
-def _train_further(folder: RunFolder, saved: Config, request: RunRequest) -> RunRequest:
-    """Return a new run that trains the model of a finished run for more epochs."""
-    from finetune.runs.results import read_results
-
-    done_epochs = read_results(folder).training.epoch
-    config = _change_saved(folder, saved, request, ignored=("num_train_epochs", "output_dir"))
-    more_epochs = (request.config.training.num_train_epochs or 0) - done_epochs
-    if more_epochs <= 0:
-        raise UsageError(
-            f"the run in {folder.path} has already trained for {done_epochs:g} epochs",
-            remedy=f"set --num-train-epochs to more than {done_epochs:g}",
-        )
-    path, output = folder.path.resolve(), request.config.output
-    output_dir = output.output_dir or str(next_free_folder(path.parent, path.name))
-    message = f"training the model of {folder.path} for {more_epochs:g} more epochs in {output_dir}"
-    emit(Info(f"{message}, on the same data, with a new optimizer and learning rate schedule"))
-    changes: dict[str, Any] = {
-        "model": str(path / folder.model_folder.name),
-        "revision": None,
-        "num_train_epochs": more_epochs,
-        "max_steps": None,
-        "output_dir": output_dir,
-        "overwrite": output.overwrite,
-    }
-    sources = {**dict.fromkeys(OPTIONS, str(folder.config_file)), **request.sources}
-    return RunRequest(change_options(config, changes), sources, continued=folder)
-
-
-def _change_saved(
-    folder: RunFolder, saved: Config, request: RunRequest, *, ignored: Collection[str] = ()
-) -> Config:
+def _change_saved(folder: RunFolder, saved: Config, request: RunRequest) -> Config:
     """Return the saved configuration with the options that can change when a run resumes.
 
     Raises ``ConfigurationError`` for other options that differ.
     """
     now = {name: OPTIONS[name].value_in(request.config) for name in request.sources}
     saved = change_options(saved, {"output_dir": str(folder.path.resolve())})
-    names = [name for name in now if name not in ignored and now[name] not in (None, AUTO)]
+    names = [name for name in now if now[name] not in (None, AUTO)]
     if changes := find_changes(saved, request.config, names):
+        remedy = "drop them, or start a new run"
+        if folder.has_finished and not request.variants:
+            run, model = quote(str(folder.path)), quote(str(folder.model_folder))
+            remedy = f"drop them, or train its model further: finetune run {run} --model {model}"
         raise ConfigurationError(
-            f"these options can't change when a run resumes: {changes}",
-            remedy="drop them, or start a new run",
+            f"these options can't change when a run resumes: {changes}", remedy=remedy
         )
     return change_options(saved, {name: now[name] for name in now if OPTIONS[name].resumable})
 

@@ -83,10 +83,7 @@ def train(request: RunRequest, *, write_pages: WritePages) -> RunResults:
         folder = distributed.broadcast(lambda: locked)
         inputs = prepare(request.config, sources=request.sources, read=request.read)
         inputs = keep_tables(inputs, folder)
-        with Run.begin(
-            inputs, folder, journal=journal,
-            resumes=bool(request.resumed), continues=request.continued,
-        ) as run:  # fmt: skip
+        with Run.begin(inputs, folder, resumes=bool(request.resumed), journal=journal) as run:
             run.train()
             results = run.finish(write_pages=write_pages)
         if request.config.data.private_data:
@@ -111,19 +108,11 @@ class Run:
         folder: RunFolder,
         *,
         resumes: bool,
-        continues: RunFolder | None = None,
         measured: Plan | None = None,
         journal: Journal,
     ) -> Iterator["Run"]:
-        """Yield a run in a folder that the main process has locked, and add remedies to its errors.
-
-        To continue a finished run, the data must be the same.
-        """
+        """Yield a run in a folder that the main process has locked; add remedies to its errors."""
         with failures_explained(folder, inputs), sent_to(journal):
-            if continues:
-                saved, now = Manifest.read(continues), Manifest.of_data(inputs.data)
-                remedy = "restore the data, or start a new run on it with --model"
-                saved.check(now, remedy=f"{remedy} {continues.model_folder}")
             if resumes:
                 distributed.broadcast(lambda: _check_resumable(inputs, folder))
                 restore_threads(distributed.broadcast(lambda: read_threads(folder)))

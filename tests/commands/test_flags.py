@@ -1,7 +1,10 @@
+from pathlib import Path
+
 import click
 import pytest
-from tiny_runs import Command
+from tiny_runs import Command, copy_run
 
+from finetune.commands.flags import load
 from finetune.commands.run import command as run_command
 from finetune.config.schema import OPTIONS, flag_of
 
@@ -37,3 +40,11 @@ def test_the_help_says_that_an_option_is_guessed_where_it_is(command: Command) -
     run, label = (" ".join(command(name, "--help").output.split()) for name in ("run", "label"))
     assert "Maximum tokens per text. [default: 128, or guessed for a table]" in run
     assert "Maximum tokens per text. [default: 128]" in label
+
+
+def test_a_repeated_run_with_another_model_leaves_out_the_revision(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    run = copy_run(finished_run, tmp_path / "run", revision="main")
+    assert load(file=run).config.model.revision == "main"
+    assert load(file=run, model="run/model").config.model.revision is None

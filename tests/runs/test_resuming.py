@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_runs import (
     QUICK,
     at,
@@ -191,25 +192,48 @@ def test_a_finished_run_gives_its_results_again_and_is_left_as_it_is(
         finetune.run(resume_from_checkpoint=run)
 
 
-def test_a_finished_run_can_be_trained_further_in_a_new_folder_beside_it(
-    whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("changes", [{"num_train_epochs": 3}, {"max_steps": 9}, {"seed": 7}])
+def test_a_finished_run_is_trained_further_from_its_model(
+    changes: dict[str, Any], whole_run: Path
 ) -> None:
-    run, emitted = shutil.copytree(whole_run, tmp_path / "run"), list[Event]()
-    with pytest.raises(UsageError, match="has already trained for 2 epochs"):
-        finetune.run(resume_from_checkpoint=run, num_train_epochs=1)
-    with pytest.raises(ConfigurationError, match="seed is 7, but was 5"):
-        finetune.run(resume_from_checkpoint=run, num_train_epochs=3, seed=7)
-    monkeypatch.chdir(run)
+    with pytest.raises(ConfigurationError, match="can't change when a run resumes") as refused:
+        finetune.run(resume_from_checkpoint=whole_run, **changes)
+    command = f"finetune run {whole_run} --model {whole_run / 'model'}"
+    assert refused.value.remedy.endswith(f"train its model further: {command}")
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {"lora_rank": 4, "train_layers": 1},
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in (
+                {"lora_rank": 4},
+                {"lora_rank": 4, "pooling": "mean"},
+                {},
+                {"pooling": "mean"},
+                {"train_layers": 1},
+                {"freeze_core": True},
+                {"head": "classifier"},
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_the_model_of_a_run_trains_further_in_each_mode(
+    mode: dict[str, Any], tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    first = finetune.run(**QUICK | SHORT | mode, model=str(tiny_folder), output_dir=run)
+    # With this learning rate, the weights stay where they start.
     results = finetune.run(
-        resume_from_checkpoint=".", num_train_epochs=3, batch_size=8, emit=emitted.append
+        run, model=run / "model", learning_rate=1e-12, num_train_epochs=1, output_dir=tmp_path / "2"
     )
-    assert results.output_dir == str(tmp_path / "run-2")
-    assert results.training.epoch == 1.0
-    first = next(event for event in emitted if isinstance(event, Info))
-    assert "for 1 more epochs" in first.message
-    assert "new optimizer and learning rate schedule" in first.message
-    assert f"model: {run / 'model'}\n" in (tmp_path / "run-2" / "config.yaml").read_text()
-    assert_same_run(run, whole_run)
+    assert (results.facts.mode, results.training.epoch) == (first.facts.mode, 1.0)
+    before, after = weights_of(run), weights_of(tmp_path / "2")
+    assert before.keys() == after.keys()
+    assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
 
 
 def test_auto_starts_resumes_and_leaves_a_finished_run_alone(
