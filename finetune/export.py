@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from finetune.errors import ModelUnsupportedError, UsageError, packages_of
+from finetune.errors import ModelUnsupportedError, UsageError, packages_of, reason_of
 from finetune.files import naming, replacing
 from finetune.model.load import TextModel
 from finetune.ownership import OwnFolder
@@ -85,10 +85,9 @@ def write_onnx(text_model: TextModel, folder: OwnFolder, *, quantizes: bool) -> 
         except Exception as error:
             if isinstance(error, OSError) or packages_of(error)[-1] == "finetune":
                 raise
-            reason = str(error.__cause__ or error) or type(error).__name__
             name = type(text_model.model).__name__
             raise ModelUnsupportedError(
-                f"{name} can't be converted to ONNX: {reason.splitlines()[0]}",
+                f"{name} can't be converted to ONNX: {reason_of(error.__cause__ or error)}",
                 remedy="use RUN/model with transformers",
             ) from error
         if quantizes:
