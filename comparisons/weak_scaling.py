@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from finetune import distributed
-from finetune.bench.workloads import CLASSES, SEED, bert_base, read_lengths, texts_of
+from finetune.bench.workloads import CLASSES, SEED, bert_base, read_lengths, texts_of_lengths
 from finetune.config.modes import Mode
 from finetune.devices.base import BatchSize, Device, move_to_device
 from finetune.devices.select import select_device
@@ -48,7 +48,7 @@ def make_examples(rows: int, data_dir: Path | None) -> Examples:
     """Return rows of random tokens, as long as the rows of TREC or of the bundled questions."""
     lengths = np.resize(read_lengths(data_dir), rows)
     inputs = inputs_of_texts(
-        texts_of(lengths), takes_4d_mask=find_structure(bert_base()).takes_4d_mask
+        texts_of_lengths(lengths), takes_4d_mask=find_structure(bert_base()).takes_4d_mask
     )
     labels, weights = np.arange(rows) % CLASSES, np.ones(rows, np.float32)
     return Examples(inputs.inputs_of, inputs.lengths, labels, weights)

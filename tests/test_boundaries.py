@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "finetune"
@@ -118,3 +119,16 @@ def test_light_modules_import_nothing_heavy() -> None:
             "finetune.runs.trained": TRAINING_ONLY | {"datasets", "pandas", "pyarrow"},
         }
     )
+
+
+def test_no_modules_import_each_other_in_a_circle_not_even_for_types() -> None:
+    imported = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): {
+            name
+            for node in _nodes(path)
+            for name in names_in(node)
+            if name.startswith(f"{PACKAGE.name}.")
+        }
+        for path in PACKAGE.rglob("*.py")
+    }
+    TopologicalSorter(imported).prepare()  # raises CycleError

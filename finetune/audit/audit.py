@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from finetune.audit.duplicates import Pairs, find_near_duplicates
 from finetune.config.schema import Config
-from finetune.data.corrections import KEEP, key_of, read_decisions
+from finetune.data.corrections import KEEP, decision_key, read_decisions
 from finetune.data.dataset import (
     SPLITS,
     LoadedData,
@@ -143,10 +143,14 @@ def audit(
         if corrections := config.data.corrections:
             decided = read_decisions(Path(corrections).expanduser(), table.task.class_names)
             known = {
-                key_of(row["text"], row["label"] if row["decision"] == KEEP else row["decision"])
+                decision_key(
+                    row["text"], row["label"] if row["decision"] == KEEP else row["decision"]
+                )
                 for row in decided
             }
-            suspects = [row for row in suspects if key_of(row["text"], row["label"]) not in known]
+            suspects = [
+                row for row in suspects if decision_key(row["text"], row["label"]) not in known
+            ]
             result = replace(result, decided=decided)
         result = replace(result, suspects=suspects)
     return result

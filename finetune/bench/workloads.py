@@ -293,7 +293,9 @@ def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> MakeSteps:
 
     def make_steps(rows: int) -> Steps:
         device.choose_attention(longest_tokens=padded_lengths[-1])
-        inputs = inputs_of_texts(texts_of(lengths[:rows]), takes_4d_mask=trial.takes_4d_mask)
+        inputs = inputs_of_texts(
+            texts_of_lengths(lengths[:rows]), takes_4d_mask=trial.takes_4d_mask
+        )
         labels, weights = np.arange(rows) % CLASSES, np.ones(rows, np.float32)
 
         def train() -> None:
@@ -336,7 +338,7 @@ def _random_bert() -> PreTrainedModel:
     return random_classifier("bert-base-uncased", classes=CLASSES, seed=SEED)
 
 
-def texts_of(lengths: Sequence[int] | NDArray[np.int64]) -> EncodedTexts:
+def texts_of_lengths(lengths: Sequence[int] | NDArray[np.int64]) -> EncodedTexts:
     """Return texts of random tokens for BERT, with these numbers of tokens."""
     size = _random_bert().config.vocab_size
     return random_texts(

@@ -126,13 +126,13 @@ class LoadedModel:
         target_precision: UnitInterval | None = None,
     ) -> "Predictions":
         """Classify texts of any kind that ``finetune.predict`` accepts."""
-        from finetune.data.in_memory import as_texts
+        from finetune.data.in_memory import read_any_texts
         from finetune.tasks.base import Predictions
 
         if isinstance(texts, str) and os.path.isfile(texts):
             remedy = f"pass pathlib.Path({texts!r}) to classify its rows, or [{texts!r}]"
             raise UsageError(f"{texts!r} is the name of a file", remedy=remedy)
-        pieces = as_texts(texts, self._columns, reads_pairs=self.model.reads_pairs)
+        pieces = read_any_texts(texts, self._columns, reads_pairs=self.model.reads_pairs)
         limits = {"min_confidence": min_confidence, "target_precision": target_precision}
         chunks = self.stream(pieces, limits, all_scores=all_scores)
         return Predictions(chain.from_iterable(chunks))

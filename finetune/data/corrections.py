@@ -111,7 +111,7 @@ def read_decisions(path: Path, classes: Collection[str] = ()) -> list[dict[str, 
     return [row for row in rows if row["decision"]]
 
 
-def key_of(text: str, label: Any) -> tuple[str, str]:
+def decision_key(text: str, label: Any) -> tuple[str, str]:
     """Return what identifies a labeled text, in a table and in a file of suspects."""
     return " ".join(text.split()), format_cell(label).casefold()
 
@@ -187,7 +187,9 @@ def _find(
         for split, place in by_text[text]:
             is_split = split_of_row == split or split_of_row not in texts
             has_number = is_split and str(row_numbers[split][place]) == row["row"]
-            has_label = label is not None and key_of("", labels[split][place]) == key_of("", label)
+            has_label = label is not None and decision_key(
+                "", labels[split][place]
+            ) == decision_key("", label)
             places[has_label, has_number].append((split, place))
         best = ((True, True), (True, False), (False, True), (False, label is not None))
         yield next((places[match] for match in best if match in places), [])

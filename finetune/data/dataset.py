@@ -174,7 +174,7 @@ def number_texts(
     return _number(TextColumns(texts, pairs).normal)
 
 
-def find_near_duplicates(rows: Dataset, train: Dataset) -> NDArray[np.bool_]:
+def mark_near_duplicates(rows: Dataset, train: Dataset) -> NDArray[np.bool_]:
     """Return which rows differ from a training row only in numbers and punctuation: [rows]."""
     parts = {"rows": texts_of(rows).joined, "train": texts_of(train).joined}
     fixed = {

@@ -19,7 +19,7 @@ from finetune.config.schema import DataConfig, flag_of
 from finetune.data.columns import TEXT
 from finetune.data.delimited import FileFormat, are_known_names
 from finetune.data.read import SourceTable
-from finetune.data.stream import Texts, not_unicode, read_texts, texts_of
+from finetune.data.stream import Texts, not_unicode, read_texts, texts_of_table
 from finetune.data.values import as_text, frame_of, plain
 from finetune.errors import ConfigurationError, DataUnreadableError, FinetuneError, UsageError
 from finetune.files import write_bytes_atomically
@@ -187,7 +187,7 @@ def write_table(table: Any, folder: Path) -> Path:
     return path
 
 
-def as_texts(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Iterable[Texts]:
+def read_any_texts(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Iterable[Texts]:
     """Return one text, or all texts of a list, a column, a table or the file at a ``Path``."""
     try:
         if isinstance(texts, os.PathLike):
@@ -212,7 +212,7 @@ def _texts_in(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Texts:
     if not table.num_rows:
         return Texts([], [] if reads_pairs else None)
     source = SourceTable(Path("the table"), frame_of(table), FileFormat(), "row")
-    return texts_of(source, options, reads_pairs=reads_pairs)
+    return texts_of_table(source, options, reads_pairs=reads_pairs)
 
 
 def _texts_of_list(texts: Any, *, reads_pairs: bool) -> Texts:

@@ -107,11 +107,11 @@ def read_texts(
         encoding = text.encoding
         is_table = has_columns_of_run(next(text.lines(), (0, ""))[1], options)
     if is_table and not as_lines:
-        return iter([texts_of(read_source(path, options), options, reads_pairs=reads_pairs)])
+        return iter([texts_of_table(read_source(path, options), options, reads_pairs=reads_pairs)])
     return read_lines(content.open(), name=str(path), encoding=encoding)
 
 
-def texts_of(source: "SourceTable", options: "DataConfig", *, reads_pairs: bool) -> Texts:
+def texts_of_table(source: "SourceTable", options: "DataConfig", *, reads_pairs: bool) -> Texts:
     """Return the texts of a table, from the columns of the options or of the run."""
     import pyarrow
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from finetune import distributed
 from finetune.config.load import dump_config
-from finetune.data.dataset import find_near_duplicates
+from finetune.data.dataset import mark_near_duplicates
 from finetune.devices.base import move_to_device
 from finetune.devices.host import kept_awake
 from finetune.errors import (
@@ -346,7 +346,7 @@ def _prediction_rows(
     is_fold = inputs.pool is not None
     predictions = inputs.task.prediction_rows(*predicted, all_scores=is_fold)
     both = zip(columns.to_pylist(), predictions, strict=True)
-    near = find_near_duplicates(inputs.data.splits[split], inputs.data.splits["train"]).tolist()
+    near = mark_near_duplicates(inputs.data.splits[split], inputs.data.splits["train"]).tolist()
     return [
         {**texts, **values, "near_duplicate": is_near}
         for (texts, values), is_near in zip(both, near, strict=True)

@@ -15,8 +15,8 @@ from finetune.config.schema import DataConfig
 from finetune.data.dataset import (
     column_of,
     find_held_out,
-    find_near_duplicates,
     make_dataset,
+    mark_near_duplicates,
     number_texts,
     rows_where,
     split_table,
@@ -129,7 +129,7 @@ def test_changes_of_a_table_change_few_rows_of_its_test_split() -> None:
 def test_near_duplicates_differ_in_numbers_and_punctuation(text: str, is_near: bool) -> None:
     known = ["order 12 of 3 hasn't arrived", "заказ 1 не пришёл", "订单12没有到", "12:30", "🙂"]
     train, rows = table_of(known, ["many"] * 5), table_of([text], ["many"])
-    assert find_near_duplicates(rows, train).tolist() == [is_near]
+    assert mark_near_duplicates(rows, train).tolist() == [is_near]
 
 
 def test_splits_that_the_data_brings_are_not_touched_and_texts_they_share_are_counted() -> None:
