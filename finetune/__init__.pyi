@@ -69,7 +69,6 @@ class Options(TypedDict, total=False):
     lora_alpha: int | None
     lora_dropout: float
     lora_targets: str
-    merge: bool
     pooling: Literal["auto", "cls", "mean"]
     max_length: int
     long_texts: Literal["truncate", "windows"]

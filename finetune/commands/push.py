@@ -76,7 +76,7 @@ def _find_files(folder: RunFolder, *, adapter: bool) -> dict[str, Path]:
             remedy=f"finish it with {folder.resume_command}",
         )
     if not any(model_folder.glob("*.safetensors")):
-        remedy = f"{'drop' if adapter else 'add'} --adapter"
+        remedy = "drop --adapter" if adapter else f"repeat the run with finetune run {folder.path}"
         raise UsageError(f"{model_folder} has no weights", remedy=remedy)
     paths = sorted(model_folder.iterdir())
     return {path.name: path for path in paths if path.is_file() and path.name[0] != "."}

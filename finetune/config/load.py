@@ -39,7 +39,6 @@ _EXCLUSIVE = (
     ("--contrastive on", "--loss focal"),
     ("--contrastive on", "--label-smoothing"),
     ("--contrastive on", "--fit-head off"),
-    ("--no-merge", "--pooling mean"),
     ("--class-names off", "--class-descriptions"),
 )
 # The source, the section if the source has one, the option and the value.
@@ -183,9 +182,8 @@ def check_contradictions(config: Config) -> None:
     for option in OPTIONS.values():
         is_set = option.value_in(config) != option.default
         if option.needs and is_set and not _is_met(option.needs, config):
-            flag = f"--no-{option.name}" if option.default is True else option.flag
             raise ConfigurationError(
-                f"{flag} has no effect without {option.needs}", remedy=f"add {option.needs}"
+                f"{option.flag} has no effect without {option.needs}", remedy=f"add {option.needs}"
             )
     kind = config.model.mode.kind
     selected = {name: OPTIONS[name].value_in(config) for name in kind.options}
@@ -203,11 +201,11 @@ def _is_met(condition: str, config: Config) -> bool:
     A number, as in ``--lora-rank 8``, is only an example.
     """
     flag, _, word = condition.removeprefix("--").partition(" ")
-    option = OPTIONS[flag.removeprefix("no-").replace("-", "_")]
+    option = OPTIONS[flag.replace("-", "_")]
     value = option.value_in(config)
     if word and not word.isdecimal():
         return bool(value == word)
-    return value != option.default and bool(value or option.default)
+    return bool(value) and value != option.default
 
 
 def read_yaml(path: Path) -> Any:

@@ -165,7 +165,6 @@ class ModelConfig:
         lora_dropout: Dropout before the LoRA adapters.
         lora_targets: Layers that get adapters: attention, all-linear (auto), or names such as
             query,value.
-        merge: Also save the model with the LoRA adapters merged into it.
         pooling: Input of the head: the first token (cls) or the mean of all tokens. auto means the
             mean if a linear head is fitted, otherwise what the pretrained model uses.
         max_length: Maximum tokens per text.
@@ -190,7 +189,6 @@ class ModelConfig:
     lora_alpha: PositiveInt | None = _of_lora(None)
     lora_dropout: HalfOpenUnitInterval = _of_lora(0.0)
     lora_targets: str = _of_lora("auto")
-    merge: bool = _of_lora(True)
     pooling: Pooling = "auto"
     max_length: Annotated[int, Ge(3), Lt(2**31)] = _first(
         128, is_guessed=True, saved_with_model=True, other_names="max_seq_length"

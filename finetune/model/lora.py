@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -123,13 +123,6 @@ class Adapter:
             peft_config[_NAME], task_type="SEQ_CLS", modules_to_save=highest, inference_mode=True
         )
         return cls(config, _adapter_tensors(model, structure.adapters | structure.head))
-
-    @classmethod
-    def read(cls, folder: Path) -> "Adapter":
-        """Return the adapter in a folder."""
-        from peft import LoraConfig
-
-        return cls(LoraConfig.from_pretrained(str(folder)), load_file(folder / ADAPTER_WEIGHTS))
 
     def merge_into(self, model: PreTrainedModel) -> None:
         """Add the adapter to the weights of a pretrained model on the CPU, in place."""

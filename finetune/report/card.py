@@ -22,17 +22,16 @@ TREC_ID = "CogComp/trec"
 
 
 def write_cards(folder: RunFolder, results: RunResults) -> None:
-    """Write ``README.md`` next to the weights of a run: of its model, its adapter, or both.
+    """Write ``README.md`` next to the model of a run, and next to its adapter if it has one.
 
     Cards may be published, so they have only the last part of local paths.
     """
     file = folder.adapter_folder / "adapter_config.json"
-    if has_adapter := file.is_file():
+    if file.is_file():
         adapter = folder.read(file, dict)
         adapter["base_model_name_or_path"] = _as_code(adapter["base_model_name_or_path"])
         _write_card(folder.adapter_card_file, folder, results, adapter)
-    if folder.read_config().model.merge or not has_adapter:
-        _write_card(folder.card_file, folder, results)
+    _write_card(folder.card_file, folder, results)
 
 
 def _write_card(

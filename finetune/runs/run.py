@@ -285,7 +285,7 @@ class Run:
                 head = saved.structure.head
                 adapter.write(path, saved.model, head, base=base, revision=revision)
         with replacing(folder.model_folder, last=last) as path:
-            save_model(saved, path, max_length=options.max_length, with_weights=options.merge)
+            save_model(saved, path, max_length=options.max_length)
         write_inference(
             folder, self.config, max_tokens=saved.max_tokens,
             reads_pairs="text_pair" in self.inputs.data.splits["train"].column_names,

@@ -12,10 +12,9 @@ from finetune.devices.base import BatchSize, Device, move_to_device
 from finetune.devices.select import select_device
 from finetune.evaluation.predict import Predictor
 from finetune.events import WarningMessage, emit
-from finetune.model.load import TextModel, load_model, load_pretrained
-from finetune.model.lora import Adapter, require_peft
+from finetune.model.load import TextModel, load_model
 from finetune.runs.folder import RunFolder
-from finetune.runs.manifest import Manifest, read_trained_config, reads_pairs
+from finetune.runs.manifest import read_trained_config, reads_pairs
 from finetune.tasks.base import Prediction
 from finetune.tokenization.examples import ModelInputs
 from finetune.training.precision import why_not
@@ -35,13 +34,8 @@ class TrainedModel:
     def load(cls, folder: RunFolder, *, device: str) -> "TrainedModel":
         """Load the saved model of a run; all ranks call all methods."""
         config = read_trained_config(folder)
-        if config.model.merge:
-            task, model = folder.read_task(), str(folder.model_folder)
-            text_model = load_model(
-                model, revision=None, task=task, from_scratch=False, strict=True
-            )
-        else:
-            text_model = _load_with_adapter(folder, config)
+        task, model = folder.read_task(), str(folder.model_folder)
+        text_model = load_model(model, revision=None, task=task, from_scratch=False, strict=True)
         chosen, options = select_device(device), config.training
         move_to_device(text_model.model, chosen.torch_device)
         precision = options.precision
@@ -88,15 +82,3 @@ class TrainedModel:
         self.device.choose_attention(longest_tokens=int(examples.lengths.max()))
         padded_lengths = self.text_model.padded_lengths(lengths, self.device.shapes)
         return self.predictor.logits(examples, padded_lengths=padded_lengths)
-
-
-def _load_with_adapter(folder: RunFolder, config: Config) -> TextModel:
-    """Load the pretrained model of a run, and merge the run's adapter into it."""
-    require_peft()
-    options, seed = config.model, config.training.seed
-    text_model = load_pretrained(options, folder.read_task(), seed=seed, pooling=options.pooling)
-    source = text_model.source
-    now = Manifest({}, {}, {"weights": source.weights_sha256, "tokenizer": source.tokenizer_sha256})
-    Manifest.read(folder).check(now, remedy=f"restore {source.name}, the base model of the adapter")
-    Adapter.read(folder.adapter_folder).merge_into(text_model.model)
-    return text_model

@@ -158,7 +158,7 @@ def read_answer(variables: dict[str, Any]) -> tuple[list[str], float]:
     [
         ("word", {}),
         ("word", {"pooling": "mean", **WINDOWS}),
-        ("word", LORA | WINDOWS | {"merge": False}),
+        ("word", LORA | WINDOWS),
         ("pair", LORA),
         ("score", WINDOWS),
         ("score", LORA),
@@ -182,7 +182,7 @@ def test_the_code_of_each_card_predicts_like_the_run(
     text = (LONG, "it is 7") if label == "pair" else LONG
     [expected] = finetune.predict(tmp_path / "run", [text], device="cpu")
     cards = [*tmp_path.glob("run/*/README.md")]
-    assert len(cards) == 1 + ("lora_rank" in options and "merge" not in options)
+    assert len(cards) == 1 + ("lora_rank" in options)
     for card in cards:
         code = "".join(re.findall(r"```python\n(.*?)```", card.read_text(), re.DOTALL))
         code = re.sub(r"(?m)^classify\(", "answer = classify(", code)

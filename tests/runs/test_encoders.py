@@ -103,12 +103,12 @@ POOLED: dict[str, tuple[str, str | None]] = {
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        ("modernbert, mean", LORA | {"merge": False}),
+        ("modernbert, mean", LORA),
         *(
             pytest.param(model, options, marks=pytest.mark.slow)
             for model in POOLED
-            for options in (LORA | {"merge": False}, {"max_steps": 2}, {"freeze_core": True})
-            if (model.endswith(("late", "xlnet")) or "merge" in options)
+            for options in (LORA, {"max_steps": 2}, {"freeze_core": True})
+            if (model.endswith(("late", "xlnet")) or options is LORA)
             and model != "modernbert, mean"
         ),
     ],
