@@ -2,6 +2,9 @@
 
 A metric is a function of the labels, of the model outputs that it ``needs``, and of row weights. To
 add a metric, write it here and register it with ``@metric``; nothing else lists the metrics.
+
+A 95% interval computes all metrics on 2,000 resamples. With 5,000 rows and 77 classes, that takes
+0.4 s, and with ``sklearn.metrics`` a minute (docs/measurements.md). The tests compare the values.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
