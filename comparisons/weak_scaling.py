@@ -23,6 +23,7 @@ import numpy as np
 from finetune import distributed
 from finetune.bench.workloads import CLASSES, SEED, bert_base, read_lengths, texts_of_lengths
 from finetune.config.modes import Mode
+from finetune.config.schema import Config, change_options
 from finetune.devices.base import BatchSize, Device, move_to_device
 from finetune.devices.select import select_device
 from finetune.model.features import split_frozen
@@ -61,9 +62,11 @@ def time_steps(device: Device, *, rows: int, steps: int, data_dir: Path | None) 
     padded_lengths = choose_padded_lengths(examples.lengths, device.shapes)
     device.choose_attention(longest_tokens=padded_lengths[-1])
     model = bert_base()
+    options = Mode("full").defaults(steps_per_epoch=steps)
+    options |= {"learning_rate": 1e-5, "precision": "bf16"}
     trainer = Trainer(
         model,
-        Plan(learning_rate=1e-5, total_steps=steps, precision="bf16"),
+        Plan(change_options(Config(), options), total_steps=steps),
         task=Single(),
         device=device,
         head=find_structure(model).head,

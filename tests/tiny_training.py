@@ -13,6 +13,7 @@ from tiny_models import VOCABULARY_SIZE, tiny_model
 from torch import nn
 
 from finetune.config.modes import Mode
+from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.cuda import CAPTURED_SHAPES
@@ -93,21 +94,29 @@ def random_examples(
     return Examples(inputs.inputs_of, inputs.lengths, labels, weights[labels])
 
 
+def tiny_plan(**values: Any) -> Plan:
+    """Return a plan from some options and numbers, for steps that don't report or save."""
+    options = {
+        "learning_rate": 1e-3, "warmup_fraction": 0.0, "weight_decay": 0.01, "seed": 0,
+        "head_lr_multiplier": 1.0, "precision": "fp32", "early_stopping_patience": 0,
+        "logging_steps": 1, "save_strategy": "no", **values,
+    }  # fmt: skip
+    numbers = {name: options.pop(name) for name in [*options] if name not in OPTIONS}
+    return Plan(change_options(Config(), options), **numbers)
+
+
 def tiny_trainer(
     *,
     architecture: str = "bert",
     mode: str = "full",
     device: Device | None = None,
-    precision: str = "fp32",
-    learning_rate: float = 1e-3,
     total_steps: int = 12,
-    max_grad_norm: float = 1.0,
     dropout: float = 0.1,
     **options: Any,
 ) -> TrainingLoop:
     """Return the trainer of a small model, ready for steps; the same for the same arguments.
 
-    Options are further fields of its plan.
+    Options are further values of its plan.
     """
     model = tiny_model(architecture, classes=CLASSES)
     for module in model.modules():
@@ -116,14 +125,7 @@ def tiny_trainer(
     structure = find_structure(model)
     freeze_parameters(model, structure, mode=Mode(mode))
     set_training(model)
-    plan = Plan(
-        learning_rate=learning_rate,
-        total_steps=total_steps,
-        warmup_steps=2,
-        max_grad_norm=max_grad_norm,
-        precision=precision,
-        **options,
-    )
+    plan = tiny_plan(total_steps=total_steps, warmup_fraction=2 / total_steps, **options)
     device = device or CpuDevice()
     return TrainingLoop(model, plan, task=Single(), device=device, head=structure.head)
 

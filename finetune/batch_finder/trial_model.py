@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from finetune.batch_finder.results import Case
+from finetune.config.schema import Config, change_options
 from finetune.devices.base import Device, move_to_device
 from finetune.errors import ModelUnsupportedError
 from finetune.events import Trial
@@ -147,10 +148,12 @@ def prepare_trial_model(
 ) -> TrialModel:
     """Make a model of the case's architecture ready for its steps, in place; by default whole."""
     freeze_parameters(model, structure, mode=case.mode)
+    # The other hyperparameters affect neither memory nor time.
+    options = case.mode.defaults(steps_per_epoch=1) | {"precision": case.precision}
+    options["learning_rate"] = 1e-5
     trainer = Trainer(
         frozen_layers.trainable if frozen_layers else model,
-        # These hyperparameters affect neither memory nor time.
-        Plan(learning_rate=1e-5, total_steps=1, precision=case.precision),
+        Plan(change_options(Config(), options), total_steps=1),
         task=task_of_shape(case.task, outputs=case.classes),
         device=device,
         head=structure.head,

@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,8 @@ from finetune.events import Info, clock, emit, stage
 from finetune.model.structure import enable_gradient_checkpointing, set_training
 from finetune.model.tensor_store import cache_folder
 from finetune.runs.features import split_text_model, stores_features
-from finetune.runs.prepare import RunInputs
+from finetune.runs.prepare import RunInputs, find_unread
+from finetune.tasks.metrics import choose_metric
 from finetune.tokenization.examples import Batch
 from finetune.training.micro_batches import move_batches
 from finetune.training.plan import TEXTS_PER_STEP, Plan, count_steps
@@ -38,14 +38,21 @@ TIMED_ROWS = 256
 
 
 def make_plan(inputs: RunInputs, measured: Plan | None = None) -> Plan:
-    """Return every number of a run, and measure precision and batch sizes that are ``auto``.
+    """Return the plan of a run, whose configuration is complete.
 
-    ``measured`` is the plan of an earlier run of the same call, whose measurements are reused.
+    Each option that the run reads and that is None or ``auto`` gets its value here, once, before
+    the trainer is built. Precision and batch sizes are measured, with reasons in ``choices``, or
+    are taken from ``measured``, the plan of an earlier run of the same call.
+
+    The run writes this configuration to config.yaml, which is a contract: a run that reads it, to
+    resume or repeat this run from any folder, resolves and measures nothing, and has the same
+    bits on the same machine. So paths are absolute, and data and model have their commits.
+    ``device`` and ``check_device`` stay, because the machine may be another one. The columns and
+    splits are found in the data again.
     """
-    plan, device = _plan_steps(inputs), inputs.device
+    plan, device = _plan_steps(inputs, _resolve_defaults(inputs, measured)), inputs.device
     if measured:
-        names = ("batch_size", "eval_batch_size", "gradient_checkpointing", "precision", "choices")
-        plan = replace(plan, **{name: getattr(measured, name) for name in names})
+        plan = replace(plan, choices=measured.choices)
     if plan.precision == "auto":
         cache = cache_folder(inputs.config.cache, "precision")
         size = inputs.text_model.model.config.hidden_size
@@ -55,111 +62,106 @@ def make_plan(inputs: RunInputs, measured: Plan | None = None) -> Plan:
             )
             because = f"because {choice.note}; --precision overrides it"
             emit(Info(f"precision: {choice.value}, {because}"))
-        plan = replace(plan, precision=choice.value, choices=[*plan.choices, choice])
+        config = change_options(plan.config, {"precision": choice.value})
+        plan = replace(plan, config=config, choices=[*plan.choices, choice])
     if plan.batch_size == "auto":
-        plan = _search_batch_sizes(inputs, plan)
+        plan = replace(plan, config=_search_batch_sizes(inputs, plan))
     if plan.gradient_checkpointing:
         enable_gradient_checkpointing(inputs.text_model.model, device)
     return plan
 
 
-def _plan_steps(inputs: RunInputs) -> Plan:
-    """Return a plan with defaults that depend on model, mode and device, before measurements."""
-    options, output, method = inputs.config.training, inputs.config.output, inputs.method
-    text_model, examples, device = inputs.text_model, inputs.examples, inputs.device
-    mode, shapes = inputs.mode, device.shapes
-    rows, examples_per_step = len(examples["train"].labels), options.examples_per_step
-    steps_per_epoch = math.ceil(rows / examples_per_step)
-    values = mode.defaults(steps_per_epoch=steps_per_epoch)
-    chosen = {name: getattr(options, name) for name in values}
-    values |= {name: value for name, value in chosen.items() if value is not None}
-    total_steps = options.max_steps or math.ceil(values["num_train_epochs"] * steps_per_epoch)
-    if method.fits_head:
-        total_steps = count_steps(rows) if method.is_contrastive else 1
-        examples_per_step = TEXTS_PER_STEP if method.is_contrastive else rows
-        steps_per_epoch = total_steps
-    patience = values["early_stopping_patience"]
-    if method.fits_head or "validation" not in examples:
-        patience = 0
-    learning_rate = options.learning_rate or mode.learning_rate(
-        hidden_size=text_model.model.config.hidden_size, structure=text_model.structure
-    )
-    batch_size = options.batch_size
+def _resolve_defaults(inputs: RunInputs, measured: Plan | None) -> Config:
+    """Return a configuration that is complete up to measurements."""
+    config, method, mode = inputs.config, inputs.method, inputs.mode
+    training, text_model, unread = config.training, inputs.text_model, find_unread(inputs)
+    rows = len(inputs.examples["train"].labels)
+    defaults = mode.defaults(steps_per_epoch=math.ceil(rows / training.examples_per_step)) | {
+        "effective_batch_size": training.examples_per_step,
+        "learning_rate": mode.learning_rate(
+            hidden_size=text_model.model.config.hidden_size, structure=text_model.structure
+        ),
+        "gradient_checkpointing": None if training.batch_size == "auto" else False,
+        "metric_for_best_model": choose_metric(None, inputs.task.problem_type).name,
+        "save_strategy": config.output.saves,
+        "save_steps": DEFAULT_SAVE_STEPS,
+    }
+    # The optimizer has these two with any method.
+    defaults = {
+        name: value
+        for name, value in defaults.items()
+        if name not in unread or name in ("head_lr_multiplier", "weight_decay")
+    }
+    defaults.setdefault("early_stopping_patience", 0)
+    values = {
+        name: value for name, value in defaults.items() if OPTIONS[name].value_in(config) is None
+    }
     if method.is_contrastive and "batch_size" not in inputs.sources:
         # Each text is only contrasted with the texts of its micro-batch.
-        batch_size = TEXTS_PER_STEP
-    if shapes.max_shapes is not None and not mode.trains_encoder:
-        # A head on stored features reads one vector per text, so it needs only one shape.
-        shapes = replace(shapes, max_shapes=shapes.max_shapes - 1)
-    # All splits count, so that evaluation needs no new shapes.
-    lengths = np.concatenate([split.lengths for split in examples.values()])
-    is_checked = options.check_device
-    if is_checked is None:
-        is_checked = device.has_silent_faults
-    return Plan(
-        learning_rate=learning_rate,
-        total_steps=total_steps,
-        warmup_steps=math.ceil(options.warmup_fraction * total_steps),
-        head_lr_multiplier=values["head_lr_multiplier"],
-        weight_decay=values["weight_decay"],
-        max_grad_norm=options.max_grad_norm,
-        precision=options.precision,
-        method=method,
-        seed=options.seed,
-        batch_size=batch_size,
-        eval_batch_size=options.eval_batch_size,
-        gradient_checkpointing=bool(options.gradient_checkpointing),
-        padded_lengths=text_model.padded_lengths(lengths, shapes),
-        pads_batches=shapes.pads_batches,
-        is_padded_right=text_model.tokenizer.padding_side == "right",
-        effective_batch_size=examples_per_step,
-        steps_per_epoch=steps_per_epoch,
-        num_train_epochs=values["num_train_epochs"],
-        logging_steps=output.logging_steps,
-        early_stopping_patience=patience,
-        save_strategy=output.saves,
-        save_steps=output.save_steps or DEFAULT_SAVE_STEPS,
-        metric_for_best_model=options.metric_for_best_model,
-        checks_device=is_checked and not device.is_reference and distributed.is_main(),
-    )
-
-
-def resolve_config(inputs: RunInputs, plan: Plan) -> Config:
-    """Return all options, to repeat the same run from any folder.
-
-    They have the numbers of the plan, absolute paths, and the commits of data and model.
-    """
-    config, method = inputs.config, plan.method
-    names = ["batch_size", "eval_batch_size", "gradient_checkpointing", "precision"]
-    pinned: dict[str, Any] = {}
-    for name, option in OPTIONS.items():
-        source = option.value_in(config)
-        if option.path and source not in (None, *option.names):
-            # Other values than files and folders, such as a Hub ID, stay.
-            path = Path(source).expanduser()
-            pinned[name] = str(path.resolve()) if path.exists() else source
-    data = config.data.data
-    commit = next((source.commit for source in inputs.data.sources if source.commit), None)
-    if commit and data not in OPTIONS["data"].names:
-        pinned["data"] = f"{data.partition('@')[0]}@{commit}"
-    if method.takes_steps:
-        pinned["learning_rate"] = plan.learning_rate
-    if not method.fits_head:
-        names += ["num_train_epochs", "head_lr_multiplier", "weight_decay", "effective_batch_size"]
-        pinned["early_stopping_patience"] = plan.early_stopping_patience
-    pinned |= {name: getattr(plan, name) for name in names}
-    if config.training.max_steps:
-        pinned["num_train_epochs"] = None
-    pinned |= {
-        "revision": inputs.text_model.source.commit,
-        "pooling": inputs.text_model.pooling,
+        values["batch_size"] = TEXTS_PER_STEP
+    if measured:
+        names = ("batch_size", "eval_batch_size", "gradient_checkpointing", "precision")
+        values |= {name: getattr(measured, name) for name in names}
+    values |= {
+        "revision": text_model.source.commit,
+        "pooling": text_model.pooling,
         "lora_alpha": config.model.lora and config.model.lora.alpha,
         "contrastive": "on" if method.is_contrastive else "off",
         "fit_head": "on" if method.fits_head else "off",
         "output_dir": None,
         "overwrite": False,
     }
-    return change_options(config, pinned)
+    return change_options(config, _pin_sources(inputs) | values)
+
+
+def _pin_sources(inputs: RunInputs) -> dict[str, str]:
+    """Return the options with files, as absolute paths, and the data with its commit."""
+    values = {}
+    for name, option in OPTIONS.items():
+        source = option.value_in(inputs.config)
+        if option.path and source not in (None, *option.names):
+            # Other values than files and folders, such as a Hub ID, stay.
+            path = Path(source).expanduser()
+            values[name] = str(path.resolve()) if path.exists() else source
+    data = inputs.config.data.data
+    commit = next((source.commit for source in inputs.data.sources if source.commit), None)
+    if commit and data not in OPTIONS["data"].names:
+        values["data"] = f"{data.partition('@')[0]}@{commit}"
+    return values
+
+
+def _plan_steps(inputs: RunInputs, config: Config) -> Plan:
+    """Return the numbers that follow from a configuration."""
+    training, method, device = config.training, inputs.method, inputs.device
+    text_model, examples, shapes = inputs.text_model, inputs.examples, device.shapes
+    rows = len(examples["train"].labels)
+    if method.fits_head:
+        steps_per_epoch = total_steps = count_steps(rows) if method.is_contrastive else 1
+        examples_per_step = TEXTS_PER_STEP if method.is_contrastive else rows
+    else:
+        examples_per_step = training.examples_per_step
+        steps_per_epoch = math.ceil(rows / examples_per_step)
+        epochs = training.num_train_epochs or 0
+        total_steps = training.max_steps or math.ceil(epochs * steps_per_epoch)
+    if shapes.max_shapes is not None and not inputs.mode.trains_encoder:
+        # A head on stored features reads one vector per text, so it needs only one shape.
+        shapes = replace(shapes, max_shapes=shapes.max_shapes - 1)
+    # All splits count, so that evaluation needs no new shapes.
+    lengths = np.concatenate([split.lengths for split in examples.values()])
+    is_checked = training.check_device
+    if is_checked is None:
+        is_checked = device.has_silent_faults
+    return Plan(
+        config,
+        total_steps=total_steps,
+        steps_per_epoch=steps_per_epoch,
+        examples_per_step=examples_per_step,
+        method=method,
+        padded_lengths=text_model.padded_lengths(lengths, shapes),
+        pads_batches=shapes.pads_batches,
+        is_padded_right=text_model.tokenizer.padding_side == "right",
+        checks_device=is_checked and not device.is_reference and distributed.is_main(),
+    )
 
 
 def make_batch_sizes(inputs: RunInputs, plan: Plan) -> tuple[BatchSize, BatchSize]:
@@ -183,18 +185,17 @@ def _rows_per_step(inputs: RunInputs, plan: Plan) -> int:
     """Return the mean number of texts or windows per step and rank."""
     examples = inputs.examples["train"]
     windows_per_text = len(examples.lengths) / len(examples.labels)
-    windows_per_step = math.ceil(windows_per_text * plan.effective_batch_size)
+    windows_per_step = math.ceil(windows_per_text * plan.examples_per_step)
     return math.ceil(windows_per_step / distributed.world_size())
 
 
-def _search_batch_sizes(inputs: RunInputs, plan: Plan) -> Plan:
-    """Return a plan in which a search replaced the ``auto`` batch size.
+def _search_batch_sizes(inputs: RunInputs, plan: Plan) -> Config:
+    """Return a configuration in which a search replaced the ``auto`` batch size.
 
     Each search starts with the largest size worth trying, so one trial is usually enough. Each rank
     searches on its own device, and all ranks use the smallest result.
     """
-    config, device, text_model = inputs.config, inputs.device, inputs.text_model
-    options = config.training
+    config, device, text_model = plan.config, inputs.device, inputs.text_model
     cache = cache_folder(config.cache, "batches")
     rows_per_step = _rows_per_step(inputs, plan)
 
@@ -211,7 +212,7 @@ def _search_batch_sizes(inputs: RunInputs, plan: Plan) -> Plan:
             mode=inputs.mode,
             padded_length=plan.padded_lengths[-1],
             precision=plan.precision,
-            gradient_checkpointing=plan.gradient_checkpointing,
+            gradient_checkpointing=bool(plan.gradient_checkpointing),
             task=text_model.task.name,
             has_mean_layer=bool(text_model.structure.mean_layer),
             lora=config.model.lora,
@@ -222,7 +223,7 @@ def _search_batch_sizes(inputs: RunInputs, plan: Plan) -> Plan:
             evaluation = search(replace(case, part="features"), largest).recommended
             case = replace(case, part="trainable")
         may_choose = case.mode.trains_encoder and text_model.model.supports_gradient_checkpointing
-        if options.gradient_checkpointing is None and may_choose:
+        if plan.gradient_checkpointing is None and may_choose:
             training, checkpointing = _search_both_ways(case, search, rows_per_step)
         else:
             training, checkpointing = search(case).recommended, case.gradient_checkpointing
@@ -233,9 +234,9 @@ def _search_batch_sizes(inputs: RunInputs, plan: Plan) -> Plan:
         # On ranks that did not need it, checkpointing only saves memory.
         checkpointing = any(sizes[2] for sizes in all_sizes)
         emit(Info(f"batch size: {training} in training, {evaluation} in evaluation"))
-    return replace(
-        plan, batch_size=training, eval_batch_size=evaluation, gradient_checkpointing=checkpointing
-    )
+    names = ("batch_size", "eval_batch_size", "gradient_checkpointing")
+    sizes = (training, evaluation, checkpointing)
+    return change_options(config, dict(zip(names, sizes, strict=True)))
 
 
 def _search_both_ways(

@@ -112,7 +112,7 @@ def _report_unread_options(inputs: RunInputs, trials: Sequence[Mapping[str, Any]
         chosen = choose(config)
         # The model may not allow the planned method.
         method = inputs.method if chosen == planned else chosen
-        unread_by_trial.append(_find_unread(replace(inputs, config=config, method=method)))
+        unread_by_trial.append(find_unread(replace(inputs, config=config, method=method)))
     for name in sorted(set.intersection(*map(set, unread_by_trial))):
         option, (condition, remedy) = OPTIONS[name], unread_by_trial[0][name]
         message = f"{option.flag} has no effect {condition}"
@@ -122,18 +122,21 @@ def _report_unread_options(inputs: RunInputs, trials: Sequence[Mapping[str, Any]
         # also finds the size of evaluation.
         is_set = option.value_in(inputs.config) not in (option.default, 0, "auto", *option.names)
         is_read = name == "batch_size" and inputs.device.shapes.counts_evaluation
+        # As it is in the configuration of each run.
+        is_default = option.value_in(inputs.config) == inputs.mode.kind.head_lr_multiplier
+        is_read |= name == "head_lr_multiplier" and is_default
         is_read |= name == "metric_for_best_model" and bool(trials)  # ranks the trials
         if is_set and not is_read:
             emit(WarningMessage(message, remedy=remedy))
 
 
-def _find_unread(inputs: RunInputs) -> dict[str, tuple[str, str]]:
+def find_unread(inputs: RunInputs) -> dict[str, tuple[str, str]]:
     """Return the options that a run does not read, each with the reason and what else to add."""
     task, method, training = inputs.task.name, inputs.method, inputs.config.training
     is_plain, saves_steps = not method.fits_head, inputs.config.output.saves == "steps"
     auto_batch = "--batch-size auto"
     # The pool of all folds has no validation rows yet.
-    is_pool = "fold" in inputs.data.splits["train"].column_names
+    is_pool = "test" not in inputs.examples
     is_unscored = is_plain and not is_pool and "validation" not in inputs.examples
     contrast = "--contrastive on" if task == "single" and inputs.mode.trains_encoder else ""
     optimizer = "batch_size learning_rate warmup_fraction weight_decay max_grad_norm"

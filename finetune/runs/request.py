@@ -231,7 +231,10 @@ def _change_saved(folder: RunFolder, saved: Config, request: RunRequest) -> Conf
         raise ConfigurationError(
             f"these options can't change when a run resumes: {changes}", remedy=remedy
         )
-    return change_options(saved, {name: now[name] for name in now if OPTIONS[name].resumable})
+    values = {name: now[name] for name in now if OPTIONS[name].resumable}
+    if "save_steps" in values:
+        values.setdefault("save_strategy", None)  # steps, in place of the saved strategy
+    return change_options(saved, values)
 
 
 def find_changes(saved: Config, now: Config, names: Collection[str]) -> str:

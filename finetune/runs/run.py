@@ -47,7 +47,7 @@ from finetune.runs.manifest import (
     write_environment,
     write_inference,
 )
-from finetune.runs.plan import make_batch_sizes, make_plan, resolve_config
+from finetune.runs.plan import make_batch_sizes, make_plan
 from finetune.runs.prepare import RunInputs, keep_tables, prepare
 from finetune.runs.request import RunRequest
 from finetune.runs.results import (
@@ -144,7 +144,7 @@ class Run:
 
     def __init__(self, inputs: RunInputs, plan: Plan, folder: RunFolder, journal: Journal) -> None:
         self.inputs, self.plan, self.folder, self.journal = inputs, plan, folder, journal
-        self.config, device = resolve_config(inputs, plan), inputs.device
+        self.config, device = plan.config, inputs.device
         batch_size, eval_batch_size = make_batch_sizes(inputs, plan)
         device.choose_attention(longest_tokens=plan.padded_lengths[-1])
         # The pass through the frozen layers counts as training time.

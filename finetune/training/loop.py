@@ -229,9 +229,8 @@ class TrainingLoop(Trainer):
     @property
     def is_over(self) -> bool:
         """Whether all steps are taken, or validations have stopped improving."""
-        has_stopped_improving = (
-            0 < self.plan.early_stopping_patience <= self.progress.validations_since_best
-        )
+        patience: int = self.plan.early_stopping_patience
+        has_stopped_improving = 0 < patience <= self.progress.validations_since_best
         return self.progress.steps >= self.plan.total_steps or has_stopped_improving
 
     @property
@@ -242,7 +241,7 @@ class TrainingLoop(Trainer):
     def _is_save_due(self) -> bool:
         plan, steps = self.plan, self.progress.steps
         if plan.save_strategy == "steps":
-            return steps % plan.save_steps == 0
+            return bool(steps % plan.save_steps == 0)
         # Only at a report, so that the rows of the journal do not depend on time.
         is_reported = self._is_epoch_over or steps % plan.logging_steps == 0
         is_timed = plan.save_strategy == "time" and is_reported

@@ -5,11 +5,12 @@ drawn together, others pushed apart. The encoder is then interpolated with the p
 (Wortsman et al. 2022, arXiv:2109.01903), and a linear head is fitted on its features.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from finetune.config.schema import AutoTunedOption, SaveStrategy
+from finetune.config.schema import OPTIONS, AutoTunedOption, Config
 from finetune.tokenization.examples import Batch, Examples, plan_epoch
 
 
@@ -49,51 +50,52 @@ class HeadFitter(Protocol):
         """Fit the head and return its loss."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Plan:
-    """Every number of a training. The defaults are for a few steps without a run.
+    """The complete configuration of a training, and the numbers that follow from it.
 
-    The learning rate warms up linearly to ``learning_rate`` and decays linearly to zero. Padded
-    lengths ascend. ``pads_batches``: repeated examples fill up a batch with too few.
-    ``choices`` are the options chosen by measurement.
+    The options of ``config`` are attributes of the plan. The learning rate warms up linearly and
+    decays linearly to zero. Padded lengths ascend. ``pads_batches``: repeated examples fill up a
+    batch with too few. ``choices``: the options chosen by measurement, with reasons.
 
-    >>> plan = Plan(learning_rate=1.0, warmup_steps=2, total_steps=4)
+    >>> from finetune.config.schema import change_options
+    >>> options = change_options(Config(), {"learning_rate": 1.0, "warmup_fraction": 0.5})
+    >>> plan = Plan(options, total_steps=4)
     >>> [plan.rate_at(step) for step in range(4)]
     [0.5, 1.0, 1.0, 0.5]
     """
 
-    learning_rate: float
+    config: Config
+    _: KW_ONLY
     total_steps: int
-    warmup_steps: int = 0
-    head_lr_multiplier: float = 1.0
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
-    precision: str = "fp32"
+    steps_per_epoch: int = 1
+    examples_per_step: int = 1
     method: TrainingMethod = TrainingMethod()
-    seed: int = 0
-    batch_size: int | Literal["auto"] = 1
-    eval_batch_size: int = 1
-    gradient_checkpointing: bool = False
     padded_lengths: Sequence[int] = ()
     pads_batches: bool = False
     is_padded_right: bool = True
-    effective_batch_size: int = 1
-    steps_per_epoch: int = 1
-    num_train_epochs: float = 1.0
-    logging_steps: int = 1
-    early_stopping_patience: int = 0
-    save_strategy: SaveStrategy = "no"
-    save_steps: int = 1
-    metric_for_best_model: str | None = None
     checks_device: bool = False
     choices: Sequence[AutoTunedOption] = ()
 
+    def __getattr__(self, name: str) -> Any:
+        """Return the value of an option."""
+        if name not in OPTIONS:
+            raise AttributeError(name)
+        return OPTIONS[name].value_in(self.config)
+
+    @property
+    def warmup_steps(self) -> int:
+        """The steps until the learning rate is at its peak."""
+        fraction: float = self.warmup_fraction
+        return math.ceil(fraction * self.total_steps)
+
     def rate_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0; never zero, so no step is wasted."""
+        peak: float = self.learning_rate
         if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
+            return peak * (step + 1) / self.warmup_steps
         decaying = self.total_steps - self.warmup_steps
-        return self.learning_rate * (self.total_steps - step) / max(1, decaying)
+        return peak * (self.total_steps - step) / max(1, decaying)
 
     def batches(self, examples: Examples, *, epoch: int) -> list[Batch]:
         """Return the effective batches of an epoch, counted from 0."""
@@ -106,7 +108,7 @@ class Plan:
             return [draw() for _ in range(self.total_steps)]
         return plan_epoch(
             examples.max_lengths,
-            effective_batch_size=self.effective_batch_size,
+            effective_batch_size=self.examples_per_step,
             padded_lengths=self.padded_lengths,
             seed=self.seed,
             epoch=epoch,
@@ -114,12 +116,13 @@ class Plan:
 
     def describe(self, examples: Mapping[str, Examples]) -> str:
         """Return the message before the first step."""
-        message = f"training: {self.total_steps:,} steps of {self.effective_batch_size} examples"
+        message = f"training: {self.total_steps:,} steps of {self.examples_per_step} examples"
         real = self.real_token_fraction(examples["train"])
         message += (
             f", learning rate {self.learning_rate:g}, {real:.1%} of the tokens are not padding"
         )
-        if self.early_stopping_patience and "validation" in examples:
+        is_plain = not self.method.fits_head
+        if is_plain and self.early_stopping_patience and "validation" in examples:
             message += (
                 f"; it stops after {self.early_stopping_patience} validations without improvement"
             )
@@ -128,7 +131,7 @@ class Plan:
     def real_token_fraction(self, examples: Examples) -> float:
         """Return the fraction of the first epoch's tokens that are not padding."""
         tokens, padded_tokens = 0, 0
-        filled_to = self.effective_batch_size if self.pads_batches else 1
+        filled_to = self.examples_per_step if self.pads_batches else 1
         for batch in self.batches(examples, epoch=0):
             sequences = examples.sequences_of(batch.indices)
             tokens += examples.lengths[sequences].sum()

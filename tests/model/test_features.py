@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import ARCHITECTURES, SIZES, tiny_config, tiny_model
-from tiny_training import CLASSES, copied_parameters, random_texts
+from tiny_training import CLASSES, copied_parameters, random_texts, tiny_plan
 from torch import nn
 from transformers import (
     AlbertConfig,
@@ -25,7 +25,6 @@ from finetune.model.structure import Structure, find_structure, freeze_parameter
 from finetune.tasks.single import Single
 from finetune.tokenization.examples import collate, prepare_mask
 from finetune.training.micro_batches import MicroBatch
-from finetune.training.plan import Plan
 from finetune.training.trainer import Trainer
 
 Inputs = dict[str, torch.Tensor]
@@ -97,7 +96,7 @@ def split(model: PreTrainedModel, structure: Structure) -> FrozenLayers | None:
 
 def train_steps(model: nn.Module, inputs: Inputs, structure: Structure) -> None:
     """Take four steps on one batch, with the same dropout for the same batch."""
-    plan = Plan(learning_rate=1e-3, warmup_steps=1, total_steps=4)
+    plan = tiny_plan(total_steps=4, warmup_fraction=0.25)
     trainer = Trainer(model, plan, task=Single(), device=CpuDevice(), head=structure.head)
     set_training(trainer.model)
     torch.manual_seed(7)

@@ -57,6 +57,11 @@ def folds(tiny_folder: Path, table: Path, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
+def test_a_fold_without_validation_rows_does_not_stop_early(folds: Path) -> None:
+    config = SeveralFolder(folds, "folds").run(1).read_config()
+    assert config.training.early_stopping_patience == 0
+
+
 def test_every_row_is_predicted_once_by_a_model_that_was_trained_without_its_text(
     folds: Path,
 ) -> None:

@@ -10,7 +10,7 @@ from prepared_runs import prepare_tiny
 from finetune import distributed
 from finetune.config.schema import Config, ModelConfig, TrainingConfig
 from finetune.errors import ConfigurationError
-from finetune.runs.plan import make_plan, resolve_config
+from finetune.runs.plan import make_plan
 from finetune.runs.prepare import MAX_ROWS_PER_CLASS, choose_method
 from finetune.tasks.base import Task
 from finetune.tasks.regression import Regression
@@ -37,7 +37,7 @@ def test_steps_follow_from_epochs_rows_and_max_steps(
     batches = plan.batches(examples, epoch=0)
     assert plan.steps_per_epoch == len(batches) == steps_per_epoch
     assert plan.total_steps == total_steps
-    assert max(len(batch.indices) for batch in batches) <= plan.effective_batch_size
+    assert max(len(batch.indices) for batch in batches) <= plan.examples_per_step
     assert sum(len(batch.indices) for batch in batches) == len(examples.lengths)
     tokens = sum(len(batch.indices) * batch.padded_length for batch in batches)
     assert plan.real_token_fraction(examples) == examples.lengths.sum() / tokens
@@ -53,7 +53,7 @@ def test_the_configuration_keeps_what_was_chosen_by_default(
         Path(tiny_folder.name), learning_rate=None, num_train_epochs=None, freeze_core=True,
         cache_dir=".", output_dir="run", overwrite=True, fit_head="off", validation_fraction=0.1,
     )  # fmt: skip
-    config = resolve_config(inputs, make_plan(inputs))
+    config = make_plan(inputs).config
     training = config.training
     assert (training.learning_rate, training.num_train_epochs) == (5e-4, 100.0)
     assert (training.early_stopping_patience, training.weight_decay) == (30, 0.0)

@@ -121,6 +121,16 @@ def test_a_run_without_checkpoints_still_keeps_one_when_it_is_stopped(
     assert have_same_bits(weights_of(run), weights_of(whole_run))
 
 
+def test_a_run_can_resume_with_checkpoints_every_n_steps(
+    stopped_run: Path, whole_run: Path
+) -> None:
+    emitted: list[Event] = []
+    finetune.run(resume_from_checkpoint=stopped_run, save_steps=1, emit=emitted.append)
+    messages = [event.message for event in emitted if isinstance(event, WarningMessage)]
+    assert not any("--save-steps has no effect" in message for message in messages)
+    assert have_same_bits(weights_of(stopped_run), weights_of(whole_run))
+
+
 def test_a_calibrated_model_that_is_stopped_is_not_calibrated_twice(
     tiny_folder: Path, tmp_path: Path
 ) -> None:

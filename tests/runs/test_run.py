@@ -3,6 +3,7 @@
 import errno
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,13 @@ from tiny_runs import have_same_bits, logged_metrics, run_tiny, weights_of
 
 import finetune
 from finetune.errors import FinetuneError, LossNotFiniteError
-from finetune.events import Event, Stage
+from finetune.events import Event, Stage, WarningMessage
 from finetune.runs.folder import RunFolder
 from finetune.runs.run import failures_explained
+
+
+def warnings_of(emitted: list[Event]) -> list[str]:
+    return [event.message for event in emitted if isinstance(event, WarningMessage)]
 
 
 def config_text(run: Path) -> str:
@@ -32,21 +37,40 @@ def test_the_same_seed_gives_the_same_bits_in_a_thread_too(
     assert predictions == (finished_run / "predictions.jsonl").read_bytes()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_steps": 2},
+        {"num_train_epochs": 1.0, "save_steps": 1, "validation_fraction": 0.2},
+        {"lora_rank": 4, "max_steps": 2},
+        {"freeze_core": True},
+        {"freeze_core": True, "max_steps": 2},
+        {"head": "classifier", "fit_head": "off", "num_train_epochs": 1.0},
+        {"contrastive": "on"},
+    ],
+    ids=str,
+)
 def test_the_configuration_alone_makes_the_same_run_again_from_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("finetune.training.plan.MIN_STEPS", 2)
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     home.mkdir()
     elsewhere.mkdir()
     monkeypatch.chdir(home)
     save_tiny_model(Path("tiny"))
-    # Learning rate, epochs and effective batch size have their defaults.
+    # Learning rate, weight decay and effective batch size have their defaults.
+    first: list[Event] = []
     finetune.run(
-        data="questions", model="tiny", device="cpu", max_train_samples=20, max_steps=2,
-        output_dir="first",
+        data="questions", model="tiny", device="cpu", max_train_samples=20, output_dir="first",
+        emit=first.append, **options,
     )  # fmt: skip
     monkeypatch.chdir(elsewhere)
-    finetune.run(str(home / "first" / "config.yaml"), output_dir="second")
+    # Nothing is measured again.
+    monkeypatch.delattr("finetune.runs.plan.choose_precision")
+    second: list[Event] = []
+    finetune.run(str(home / "first" / "config.yaml"), output_dir="second", emit=second.append)
+    assert warnings_of(second) == warnings_of(first)
     assert config_text(elsewhere / "second") == config_text(home / "first")
     assert have_same_bits(weights_of(elsewhere / "second"), weights_of(home / "first"))
 

@@ -27,7 +27,7 @@ from finetune.training.snapshot import StateUnusableError, load_trained_tensors
 
 ROWS, BATCH, STEPS_PER_EPOCH = 23, 4, 6
 PLAN: dict[str, Any] = {
-    "effective_batch_size": BATCH,
+    "examples_per_step": BATCH,
     "steps_per_epoch": STEPS_PER_EPOCH,
     "padded_lengths": range(1, 17),
     "logging_steps": 2,

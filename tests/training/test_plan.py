@@ -8,6 +8,7 @@ from tiny_training import (
     copied_parameters,
     random_examples,
     take_steps,
+    tiny_plan,
     tiny_trainer,
 )
 
@@ -15,7 +16,6 @@ from finetune.devices.cpu import CpuDevice
 from finetune.tokenization.examples import Examples
 from finetune.training.plan import (
     TEXTS_PER_STEP,
-    Plan,
     TrainingMethod,
     bypass_output_layer,
     contrastive_losses,
@@ -61,7 +61,7 @@ def test_each_step_has_equally_many_texts_of_every_class_in_parts_by_length() ->
 
     examples = Examples(lambda *_: {}, lengths, classes, np.ones(len(classes), np.float32))
     method = TrainingMethod(fits_head=True, is_contrastive=True)
-    plan = Plan(learning_rate=1e-4, total_steps=50, method=method, seed=1, padded_lengths=[8, 16])
+    plan = tiny_plan(total_steps=50, method=method, seed=1, padded_lengths=[8, 16])
 
     batches = plan.batches(examples, epoch=0)
 

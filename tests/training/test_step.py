@@ -12,6 +12,7 @@ from tiny_training import (
     cut_all_rows,
     random_examples,
     take_steps,
+    tiny_plan,
     tiny_trainer,
 )
 from torch import nn
@@ -24,7 +25,6 @@ from finetune.model.structure import find_structure
 from finetune.tasks.single import Single
 from finetune.tokenization.examples import Examples
 from finetune.training.optimizers import build_optimizer, set_learning_rate, total_norm
-from finetune.training.plan import Plan
 
 ROWS = 13
 NO_LIMIT = 1e9
@@ -235,7 +235,7 @@ def expected(model: nn.Module, value_of: Callable[[str], float]) -> dict[str, fl
 def test_matrices_decay_vectors_do_not_and_the_head_has_a_learning_rate_of_its_own() -> None:
     model = tiny_model()
     head = find_structure(model).head
-    plan = Plan(learning_rate=1e-3, total_steps=1, weight_decay=0.25, head_lr_multiplier=10.0)
+    plan = tiny_plan(total_steps=1, weight_decay=0.25, head_lr_multiplier=10.0)
 
     optimizer = build_optimizer(model, plan, head=head, device=CpuDevice())
 
