@@ -23,6 +23,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.neighbors import kneighbors_graph
 from sklearn.semi_supervised import LabelSpreading
 
+from finetune.config.schema import TrainingConfig
 from finetune.data.dataset import find_folds, find_held_out
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import MULTI, SINGLE, compute_metrics
@@ -181,7 +182,7 @@ def compare_heads(classes: NDArray[np.int64]) -> None:
         repeats=1,
     )
     values = (features @ RANDOM.normal(size=HIDDEN)).astype(np.float32)
-    task = Regression().with_loss(values)
+    task = Regression().with_loss(values, TrainingConfig())
     compare(
         "head: Ridge",
         lambda: fit(values, task),

@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 from numpy.typing import NDArray
 
 from finetune.audit.duplicates import Pairs, find_near_duplicates
-from finetune.config.schema import Config
+from finetune.config.schema import Config, TrainingConfig
 from finetune.data.corrections import KEEP, decision_key, read_decisions
 from finetune.data.dataset import (
     SPLITS,
@@ -180,7 +180,7 @@ def _load_table(config: Config, *, is_run: bool) -> _Table:
         kept = sample_rows(loaded.task.strata(labels), rows=MAX_ROWS, seed=0)
         rows, labels = rows_where(rows, kept), labels[kept]
         splits = splits[kept]
-    task = loaded.task.with_loss(labels)
+    task = loaded.task.with_loss(labels, TrainingConfig())
     return _Table(rows, task, splits, total, loaded.places, has_labels)
 
 

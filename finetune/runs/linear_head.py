@@ -232,8 +232,8 @@ def expect(config: Config, rows: Dataset, data: LoadedData) -> BaselineEstimate 
 
 
 def _cross_validate(config: Config, rows: Dataset, task: Task) -> BaselineEstimate:
-    is_balanced, count = config.training.class_weights == "balanced", len(rows)
-    task = task.with_loss(task.labels(column_of(rows, "label")), is_balanced=is_balanced)
+    options, count = TrainingConfig(class_weights=config.training.class_weights), len(rows)
+    task = task.with_loss(task.labels(column_of(rows, "label")), options)
     method = choose_method(config, task, rows=count)
     features = read_frozen_features(prepare_head(config, rows, task))
     seed = config.training.seed

@@ -195,12 +195,7 @@ def _load(
 ) -> RunInputs:
     """Load the model, and encode the texts unless they are encoded already."""
     training, labels = config.training, data.task.labels(column_of(data.splits["train"], "label"))
-    task = data.task.with_loss(
-        labels,
-        is_balanced=training.class_weights == "balanced",
-        focal_gamma=training.focal_gamma if training.loss == "focal" else 0.0,
-        label_smoothing=training.label_smoothing,
-    )
+    task = data.task.with_loss(labels, training)
     if user_metrics():
         _check_user_metrics(task, data.splits)
     choose_metric(training.metric_for_best_model, task.problem_type)
@@ -312,8 +307,8 @@ def choose_method(config: Config, task: Task, *, rows: int) -> TrainingMethod:
         reason = "a linear head is fitted on the features of the frozen encoder"
     if ranks > 1:
         obstacle = f"there are {ranks} processes"
-    elif training.loss == "focal":
-        obstacle = "the loss is focal, which has no single optimum"
+    elif training.loss != "cross_entropy":
+        obstacle = f"the loss is {training.loss}, which has no single optimum"
     if choice == "on" or (option == "contrastive" and training.fit_head == "on"):
         if obstacle:
             flag = option if choice == "on" else "fit-head"

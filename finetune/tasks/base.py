@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from finetune.config.schema import TrainingConfig
 from finetune.tasks.labels import flat_values, map_values, sort_classes
 from finetune.tasks.metrics import (
     METRICS,
@@ -144,8 +145,7 @@ class Task(ABC):
     class_names: Sequence[str] = ()
     temperature: float = field(default=1.0, kw_only=True)
     class_weights: tuple[float, ...] = field(default=(), kw_only=True)
-    focal_gamma: float = field(default=0.0, kw_only=True)
-    label_smoothing: float = field(default=0.0, kw_only=True)
+    options: TrainingConfig = field(default=TrainingConfig(), kw_only=True)  # of the loss
 
     def __init_subclass__(cls) -> None:
         TASK_TYPES[cls.name] = cls
@@ -267,19 +267,11 @@ class Task(ABC):
         """Return statistics of the labels, other than the rows of each class."""
         return {}
 
-    def with_loss(
-        self,
-        training_labels: Labels,
-        *,
-        is_balanced: bool = False,
-        focal_gamma: float = 0.0,
-        label_smoothing: float = 0.0,
-    ) -> Self:
-        """Return the task with the parameters of its loss, by default the cross-entropy."""
+    def with_loss(self, training_labels: Labels, options: TrainingConfig) -> Self:
+        """Return the task with the options of its loss."""
+        is_balanced = options.class_weights == "balanced"
         weights = tuple(self.balance(training_labels).tolist()) if is_balanced else ()
-        return replace(
-            self, class_weights=weights, focal_gamma=focal_gamma, label_smoothing=label_smoothing
-        )
+        return replace(self, class_weights=weights, options=options)
 
     def balance(self, labels: Labels) -> NDArray[np.float64]:
         """Return weights with which all classes count the same in the loss: [classes]."""
@@ -350,8 +342,7 @@ class Task(ABC):
 
     def plain_losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
         """Return the loss of each row, without weights and options of training: [rows]."""
-        plain = replace(self, class_weights=(), focal_gamma=0.0, label_smoothing=0.0)
-        return plain.losses(logits, labels)
+        return replace(self, class_weights=(), options=TrainingConfig()).losses(logits, labels)
 
     def evaluation_losses(self, logits: Logits, labels: Labels) -> NDArray[np.float32]:
         """Return the loss of each row for results: [rows]."""

@@ -142,14 +142,15 @@ class Multi(Task):
 
         entropy = torch.nn.functional.binary_cross_entropy_with_logits
         weights = _on_device(self.class_weights, logits.device)
-        smooth = labels * (1 - self.label_smoothing) + self.label_smoothing / 2
+        smoothing = self.options.label_smoothing
+        smooth = labels * (1 - smoothing) + smoothing / 2
         losses = entropy(logits, smooth, reduction="none")
         if weights is not None:
             losses = losses * (1 + (weights - 1) * labels)
-        if self.focal_gamma:
+        if self.options.loss == "focal":
             # (1 - p) to the power of gamma, computed from the logit of the wrong answer.
             wrong = torch.nn.functional.logsigmoid(logits * (1 - 2 * labels))
-            losses = losses * (self.focal_gamma * wrong).exp()
+            losses = losses * (self.options.focal_gamma * wrong).exp()
         return losses.mean(dim=1)
 
     def sample_labels(self, count: int) -> Indicators:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from finetune.config.schema import TrainingConfig
 from finetune.errors import ConfigurationError, DataError
 from finetune.tasks.base import Logits, Outputs, Task, scale_parameters
 from finetune.tasks.labels import MISSING, NUMBER, distinct_values, has_decimal_commas
@@ -74,14 +75,13 @@ class Regression(Task):
             "distinct values": float(len(np.unique(labels))),
         }
 
-    def with_loss(
-        self, training_labels: NDArray[np.float32], *, is_balanced: bool = False, **options: float
-    ) -> Self:
+    def with_loss(self, training_labels: NDArray[np.float32], options: TrainingConfig) -> Self:
         """Return the task with mean and standard deviation of the training rows."""
-        if is_balanced or any(options.values()):
+        names = ("class_weights", "loss", "label_smoothing")
+        if any(getattr(options, name) != getattr(TrainingConfig, name) for name in names):
             raise ConfigurationError(
-                "--class-weights balanced, --loss focal and --label-smoothing only apply to "
-                "classification, but this is regression",
+                "--class-weights, --loss and --label-smoothing only apply to classification, but "
+                "this is regression",
                 remedy="drop them, or add --task single",
             )
         mean = float(training_labels.mean(dtype=np.float64))

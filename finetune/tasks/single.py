@@ -72,13 +72,13 @@ class Single(Task):
         import torch
 
         entropy = torch.nn.functional.cross_entropy(
-            logits, labels, reduction="none", label_smoothing=self.label_smoothing
+            logits, labels, reduction="none", label_smoothing=self.options.label_smoothing
         )
-        if not self.focal_gamma:
-            return entropy
-        # At a probability of 1 the gradient of the power would be infinite.
-        others = (-torch.expm1(-entropy)).clamp(min=1e-6)
-        return entropy * others**self.focal_gamma
+        if self.options.loss == "focal":
+            # At a probability of 1 the gradient of the power would be infinite.
+            others = (-torch.expm1(-entropy)).clamp(min=1e-6)
+            return entropy * others**self.options.focal_gamma
+        return entropy
 
     def example_weights(self, labels: ClassNumbers) -> NDArray[np.float32]:
         if not self.class_weights:

@@ -1,17 +1,20 @@
 """Multi-label classification, without a model."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow
 import pytest
 import torch
 
+from finetune.config.schema import TrainingConfig
 from finetune.errors import DataError
 from finetune.tasks.multi import MAX_POSITIVE_WEIGHT, Multi, find_thresholds
 from finetune.tasks.scores import Scores
 
 LABELS = np.array([[1, 0], [0, 0], [0, 1], [0, 1]], np.float32)
+BALANCED = TrainingConfig(class_weights="balanced")
 
 
 def test_a_label_that_no_training_row_has_is_named_for_each_row() -> None:
@@ -56,7 +59,7 @@ def test_labels_without_rows_are_untested() -> None:
 
 
 def test_balanced_rows_with_a_class_count_as_much_as_those_without() -> None:
-    task = Multi(["a", "b"]).with_loss(LABELS, is_balanced=True)
+    task = Multi(["a", "b"]).with_loss(LABELS, BALANCED)
     assert task.class_weights == (3.0, 1.0)
     logits, labels = torch.zeros(4, 2), torch.tensor(LABELS)
     logits.requires_grad_()
@@ -64,9 +67,9 @@ def test_balanced_rows_with_a_class_count_as_much_as_those_without() -> None:
     # At one half, the gradients of a class's rows and of the other rows cancel.
     assert logits.grad is not None
     assert logits.grad.sum(dim=0).tolist() == pytest.approx([0, 0])
-    one_row = Multi(["a"]).with_loss(np.eye(1000, 1), is_balanced=True)
+    one_row = Multi(["a"]).with_loss(np.eye(1000, 1), BALANCED)
     assert one_row.class_weights == (MAX_POSITIVE_WEIGHT,)
-    plain = Multi(["a", "b"]).with_loss(LABELS, is_balanced=False)
+    plain = Multi(["a", "b"]).with_loss(LABELS, TrainingConfig())
     assert plain.losses(torch.zeros(4, 2), labels).tolist() == pytest.approx([np.log(2)] * 4)
 
 
@@ -74,12 +77,12 @@ def test_balanced_rows_with_a_class_count_as_much_as_those_without() -> None:
 def test_the_loss_is_smoothed_or_focal_within_the_weight_of_a_class(is_balanced: bool) -> None:
     plain = Multi(["a", "b"])
     logits, labels = torch.tensor([[1.0, -2.0]]), torch.tensor([[1.0, 0.0]])
-    weight = 3.0 if is_balanced else 1.0
+    options, weight = (BALANCED, 3.0) if is_balanced else (TrainingConfig(), 1.0)
     right, left = np.log1p(np.exp([-1.0, -2.0])), np.log1p(np.exp([1.0, 2.0]))
-    smooth = plain.with_loss(LABELS, is_balanced=is_balanced, label_smoothing=0.2)
+    smooth = plain.with_loss(LABELS, replace(options, label_smoothing=0.2))
     expected = (0.9 * right + 0.1 * left) * [weight, 1]
     assert smooth.losses(logits, labels).item() == pytest.approx(expected.mean())
-    focal = plain.with_loss(LABELS, is_balanced=is_balanced, focal_gamma=2.0)
+    focal = plain.with_loss(LABELS, replace(options, loss="focal"))
     expected = (1 - np.exp(-right)) ** 2 * right * [weight, 1]
     assert focal.losses(logits, labels).item() == pytest.approx(expected.mean())
     plain_losses = plain.losses(logits, labels)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from finetune.config.schema import TrainingConfig
 from finetune.tasks.scores import ClassScores, Scores
 from finetune.tasks.single import Single
 
@@ -68,14 +69,14 @@ def test_the_loss_is_smoothed_or_focal_and_that_of_results_neither() -> None:
     labels = torch.tensor([0, 0, 1])
     plain = Single(["a", "b"])
     right = logits.detach().double().softmax(1).gather(1, labels[:, None])[:, 0]
-    focal = plain.with_loss(labels.numpy(), focal_gamma=0.5)
+    focal = plain.with_loss(labels.numpy(), TrainingConfig(loss="focal", focal_gamma=0.5))
     expected = -((1 - right) ** 0.5) * right.log()
     losses = focal.losses(logits, labels)
     assert losses.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
     losses.sum().backward()
     assert logits.grad is not None
     assert logits.grad.isfinite().all()
-    smooth = plain.with_loss(labels.numpy(), label_smoothing=0.2)
+    smooth = plain.with_loss(labels.numpy(), TrainingConfig(label_smoothing=0.2))
     log = logits.detach().log_softmax(1)
     expected = -0.9 * log[0, 0] - 0.1 * log[0, 1]
     assert smooth.losses(logits, labels)[0].item() == pytest.approx(expected.item())

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tiny_training import (
     tiny_trainer,
 )
 
+from finetune.config.schema import TrainingConfig
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.tasks.single import Single
@@ -44,12 +46,12 @@ def cut(
     labels=labels_of_rows,
     batch_size=st.integers(1, 20),
     pads_batches=st.booleans(),
-    is_balanced=st.booleans(),
+    class_weights=st.sampled_from(["none", "balanced"]),
 )
 def test_loss_weights_add_up_to_1_and_are_as_the_weights_of_the_examples(
-    labels: np.ndarray, batch_size: int, pads_batches: bool, is_balanced: bool
+    labels: np.ndarray, batch_size: int, pads_batches: bool, class_weights: Any
 ) -> None:
-    task = Single([""] * CLASSES).with_loss(labels, is_balanced=is_balanced)
+    task = Single([""] * CLASSES).with_loss(labels, TrainingConfig(class_weights=class_weights))
     weights = task.example_weights(labels)
     lengths = np.full(len(labels), 5)
     examples = Examples(lambda rows, padded_length: {}, lengths, labels, weights)

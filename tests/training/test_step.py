@@ -18,6 +18,7 @@ from tiny_training import (
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from finetune.config.schema import TrainingConfig
 from finetune.devices.base import Device
 from finetune.devices.captured import CapturedFunction, Tensors
 from finetune.devices.cpu import CpuDevice
@@ -32,9 +33,8 @@ NO_LIMIT = 1e9
 
 def examples_of(class_weights: str, *, takes_4d_mask: bool = True) -> Examples:
     labels = random_examples(ROWS).labels
-    is_balanced = class_weights == "balanced"
-    task = Single([""] * CLASSES).with_loss(labels, is_balanced=is_balanced)
-    weights = np.array(task.class_weights, np.float32) if is_balanced else None
+    task = Single([""] * CLASSES).with_loss(labels, TrainingConfig(class_weights=class_weights))  # type: ignore[arg-type]
+    weights = np.array(task.class_weights, np.float32) if task.class_weights else None
     return random_examples(ROWS, class_weights=weights, takes_4d_mask=takes_4d_mask)
 
 
