@@ -13,7 +13,6 @@ from typing import Any
 # steps as TREC has in 100 epochs. Larger data needs fewer epochs.
 MAX_HEAD_EPOCHS = 100
 MAX_HEAD_STEPS = 14_000
-# Few rows need more epochs.
 MIN_EPOCHS = 3
 MAX_FEW_ROWS_EPOCHS = 40
 FEW_ROWS_PATIENCE = 8
@@ -21,60 +20,43 @@ FEW_ROWS_PATIENCE = 8
 TYPICAL_OUTPUT_LAYER_INPUT = 0.7
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ModeKind:
-    """What all modes of a kind, such as ``last-N``, have in common.
+    """What the modes of a kind, such as ``last-N``, have in common.
 
-    Attributes:
-        trains: The parts of a ``Structure`` that train. Without ``layers`` and ``adapters`` the
-            encoder is frozen: its features are stored, and by default a linear head is fitted.
-        options: The options of ``ModelConfig`` that select the mode.
-        excludes: The options that can't be combined with it, such as ``--contrastive on``.
-        is_searched: Whether ``find-batch`` searches it if no mode is selected.
-        learning_rate: Peak learning rate; with a trained encoder, for the width of BERT-base.
-        head_lr_multiplier: Learning rate of the head, relative to the encoder.
-        weight_decay: Decoupled weight decay.
-        min_steps: Steps for few rows, if the encoder trains.
+    If neither layers nor adapters train, the encoder is frozen: its features are stored, and by
+    default a linear head is fitted.
     """
 
-    trains: tuple[str, ...]
-    options: tuple[str, ...] = ()
-    excludes: tuple[str, ...] = ()
-    is_searched: bool = False
-    learning_rate: float = 5e-5
+    trains: tuple[str, ...]  # parts of a ``Structure``
+    options: tuple[str, ...] = ()  # fields of ``ModelConfig`` that select it
+    excludes: tuple[str, ...] = ()  # options that can't be combined with it
+    is_searched: bool = False  # by ``find-batch``, if no mode is selected
+    learning_rate: float = 5e-5  # with a trained encoder, for the hidden size of BERT-base
     # Gains half a point of accuracy on TREC (mean of 10 splits). 5 and 20 give the same.
     head_lr_multiplier: float = 10.0
     weight_decay: float = 0.01
-    # With at least 250 steps, five datasets of 150 to 1,000 rows came within a point of their best
-    # accuracy with 3, 10, 20 or 40 epochs. TREC needs 3 epochs (docs/measurements.md).
+    # Few rows need more epochs. With at least 250 steps, five datasets of 150 to 1,000 rows came
+    # within a point of their best accuracy with 3, 10, 20 or 40 epochs. TREC needs 3
+    # (docs/measurements.md).
     min_steps: int = 250
 
 
-_FULL = ModeKind(trains=("embeddings", "layers", "final_norm", "head"), is_searched=True)
 _LORA = ModeKind(
     # Otherwise, new layers would keep their random initialization.
-    trains=("adapters", "output_layer", "new"),
-    options=("lora_rank",),
-    is_searched=True,
+    ("adapters", "output_layer", "new"), ("lora_rank",), is_searched=True,
     # The learning rate of adapters and head, relative to other modes (docs/measurements.md).
-    learning_rate=20 * 5e-5,
-    head_lr_multiplier=1.0,
-    weight_decay=0.0,
-    min_steps=400,
-)
+    learning_rate=20 * 5e-5, head_lr_multiplier=1.0, weight_decay=0.0, min_steps=400,
+)  # fmt: skip
 _HEAD = ModeKind(
-    trains=("head",),
-    options=("freeze_core",),
-    excludes=("--train-layers", "--lora-rank", "--gradient-checkpointing", "--contrastive on"),
-    is_searched=True,
-    learning_rate=5e-4,
-    head_lr_multiplier=1.0,
-    weight_decay=0.0,
-)
+    ("head",), ("freeze_core",),
+    ("--train-layers", "--lora-rank", "--gradient-checkpointing", "--contrastive on"),
+    is_searched=True, learning_rate=5e-4, head_lr_multiplier=1.0, weight_decay=0.0,
+)  # fmt: skip
 # If the options of several kinds are set, the last one is the mode.
 MODES = {
-    "full": _FULL,
-    "last-N": ModeKind(trains=("layers", "final_norm", "head"), options=("train_layers",)),
+    "full": ModeKind(("embeddings", "layers", "final_norm", "head"), is_searched=True),
+    "last-N": ModeKind(("layers", "final_norm", "head"), ("train_layers",)),
     "lora": _LORA,
     "lora-last-N": replace(_LORA, options=("lora_rank", "train_layers"), is_searched=False),
     "head": _HEAD,
@@ -142,8 +124,7 @@ class Mode(str):
         if "head" in self.kind.trains or structure.new - structure.output_layer:
             return self.kind.learning_rate
         # The output of the MiniLM pooler is a tenth as large as for BERT-base. Without this factor,
-        # one of them loses 3 points of accuracy. The rate is far too high if layers below train as
-        # well.
+        # one of them loses 3 points of accuracy. With layers below, the rate is far too high.
         return float(f"{7e-3 / (structure.output_layer_input or TYPICAL_OUTPUT_LAYER_INPUT):.2g}")
 
     def defaults(self, *, steps_per_epoch: int) -> dict[str, Any]:

@@ -86,16 +86,13 @@ def _resolve_defaults(inputs: RunInputs, measured: Plan | None) -> Config:
         "save_strategy": config.output.saves,
         "save_steps": DEFAULT_SAVE_STEPS,
     }
-    # The optimizer has these two with any method.
-    defaults = {
-        name: value
-        for name, value in defaults.items()
-        if name not in unread or name in ("head_lr_multiplier", "weight_decay")
-    }
-    defaults.setdefault("early_stopping_patience", 0)
-    values = {
-        name: value for name, value in defaults.items() if OPTIONS[name].value_in(config) is None
-    }
+    if "early_stopping_patience" in unread:
+        defaults["early_stopping_patience"] = 0
+    # The trainer has these with any method.
+    read = defaults.keys() - unread | {
+        "head_lr_multiplier", "weight_decay", "early_stopping_patience"
+    }  # fmt: skip
+    values = {name: defaults[name] for name in read if OPTIONS[name].value_in(config) is None}
     if method.is_contrastive and "batch_size" not in inputs.sources:
         # Each text is only contrasted with the texts of its micro-batch.
         values["batch_size"] = TEXTS_PER_STEP
@@ -234,9 +231,8 @@ def _search_batch_sizes(inputs: RunInputs, plan: Plan) -> Config:
         # On ranks that did not need it, checkpointing only saves memory.
         checkpointing = any(sizes[2] for sizes in all_sizes)
         emit(Info(f"batch size: {training} in training, {evaluation} in evaluation"))
-    names = ("batch_size", "eval_batch_size", "gradient_checkpointing")
-    sizes = (training, evaluation, checkpointing)
-    return change_options(config, dict(zip(names, sizes, strict=True)))
+    sizes = {"batch_size": training, "eval_batch_size": evaluation}
+    return change_options(config, sizes | {"gradient_checkpointing": checkpointing})
 
 
 def _search_both_ways(

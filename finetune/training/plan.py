@@ -116,16 +116,14 @@ class Plan:
 
     def describe(self, examples: Mapping[str, Examples]) -> str:
         """Return the message before the first step."""
-        message = f"training: {self.total_steps:,} steps of {self.examples_per_step} examples"
         real = self.real_token_fraction(examples["train"])
+        message = f"training: {self.total_steps:,} steps of {self.examples_per_step} examples"
         message += (
             f", learning rate {self.learning_rate:g}, {real:.1%} of the tokens are not padding"
         )
-        is_plain = not self.method.fits_head
-        if is_plain and self.early_stopping_patience and "validation" in examples:
-            message += (
-                f"; it stops after {self.early_stopping_patience} validations without improvement"
-            )
+        patience = 0 if self.method.fits_head else self.early_stopping_patience
+        if patience and "validation" in examples:
+            message += f"; it stops after {patience} validations without improvement"
         return message
 
     def real_token_fraction(self, examples: Examples) -> float:

@@ -55,6 +55,13 @@ def test_what_fills_up_a_batch_does_not_change_a_contrastive_step(
         torch.testing.assert_close(filled_parameters[name], values, rtol=0, atol=2e-4)
 
 
+def test_a_plan_has_the_options_of_its_configuration_and_no_others() -> None:
+    plan = tiny_plan(total_steps=1, seed=7)
+    assert plan.seed == plan.config.training.seed == 7
+    with pytest.raises(AttributeError, match="peak"):
+        _ = plan.peak
+
+
 def test_each_step_has_equally_many_texts_of_every_class_in_parts_by_length() -> None:
     classes = np.repeat(np.arange(6), [1, 2, 5, 50, 500, 3])
     lengths = np.arange(len(classes)) % 16 + 1
