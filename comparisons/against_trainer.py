@@ -184,6 +184,8 @@ def run_trainer(recipe: Recipe, *, side: str, file: Path) -> None:
 
 def load_rows(recipe: Recipe) -> Mapping[str, Any]:
     """Return the rows that ``finetune run`` trains and tests on."""
+    from datasets import Dataset
+
     from finetune.config.load import load_config
     from finetune.data.load import load_splits
 
@@ -196,8 +198,8 @@ def load_rows(recipe: Recipe) -> Mapping[str, Any]:
     }
     flags = {name: value for name, value in options.items() if value is not None}
     loaded = load_config(file=None, environment={}, flags=flags, assignments=())
-    splits: Mapping[str, Any] = load_splits(loaded.config.data).splits
-    return splits
+    splits = load_splits(loaded.config.data).splits
+    return {split: Dataset(rows) for split, rows in splits.items()}
 
 
 def save_bert_base(folder: Path, *, tokenizer_folder: Path) -> Path:

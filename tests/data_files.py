@@ -44,8 +44,8 @@ def load(data: Path | str, **options: Any) -> Outcome:
         loaded = load_data(DataConfig(str(data), **options))
     rows = {}
     for split, table in loaded.splits.items():
-        labels = loaded.task.to_json(loaded.task.labels(table.data["label"]))
-        rows[split] = [*zip(table["text"], labels, strict=True)]
+        labels = loaded.task.to_json(loaded.task.labels(table["label"]))
+        rows[split] = [*zip(table["text"].to_pylist(), labels, strict=True)]
     shown = [event for event in events if isinstance(event, Info | WarningMessage)]
     warnings = [event.message for event in shown if isinstance(event, WarningMessage)]
     return Outcome(loaded, rows, "\n".join(event.message for event in shown), warnings)

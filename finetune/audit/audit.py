@@ -9,21 +9,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow
-from datasets import Dataset, DatasetDict, concatenate_datasets
 from numpy.typing import NDArray
 
 from finetune.audit.duplicates import Pairs, find_near_duplicates
 from finetune.config.schema import Config, TrainingConfig
 from finetune.data.corrections import KEEP, decision_key, read_decisions
-from finetune.data.dataset import (
-    SPLITS,
-    LoadedData,
-    column_of,
-    make_dataset,
-    rows_where,
-    sample_rows,
-    texts_of,
-)
+from finetune.data.dataset import SPLITS, LoadedData, make_dataset, sample_rows, texts_of
 from finetune.data.load import load_data, load_splits
 from finetune.data.stream import read_texts
 from finetune.errors import DataError
@@ -78,7 +69,7 @@ class Audit:
 class _Table:
     """All rows, or a sample of ``total``. Splits have the shape [rows]."""
 
-    rows: Dataset
+    rows: pyarrow.Table
     task: Task
     splits: NDArray[np.str_]
     total: int
@@ -92,13 +83,13 @@ class _Table:
     @cached_property
     def numbers(self) -> NDArray[np.int64]:
         """The number of each row in its table: [rows]."""
-        return np.asarray(column_of(self.rows, "row").to_numpy())
+        return np.asarray(self.rows["row"].to_numpy())
 
     def records(self, rows: NDArray[np.int64], **columns: Any) -> list[Record]:
         """Return some rows as records, with more columns."""
         where: dict[str, Any] = {"split": self.splits[rows], "row": self.numbers[rows]}
         if "id" in self.rows.column_names:
-            where["id"] = column_of(self.rows, "id").take(pyarrow.array(rows))
+            where["id"] = self.rows["id"].take(pyarrow.array(rows))
         if self.places:
             # Splits that a run holds out come from the table of the training rows.
             of_split = [self.places.get(split, self.places["train"]) for split in self.splits[rows]]
@@ -168,23 +159,23 @@ def _load_table(config: Config, *, is_run: bool) -> _Table:
         texts = [text for piece in pieces for text in piece[:].texts if text and text.strip()]
         rows = make_dataset(texts, ["0"] * len(texts), task=no_task)
         emit(WarningMessage(f"labels are not audited: {error.message}", remedy=error.remedy))
-        loaded, has_labels = LoadedData(DatasetDict(train=rows), no_task), False
+        loaded, has_labels = LoadedData({"train": rows}, no_task), False
     names = [name for name in SPLITS if name in loaded.splits]
-    rows = concatenate_datasets([loaded.splits[name] for name in names])
+    rows = pyarrow.concat_tables(loaded.splits[name] for name in names)
     splits = np.repeat(names, [len(loaded.splits[name]) for name in names])
-    total, labels = len(rows), loaded.task.labels(column_of(rows, "label"))
+    total, labels = len(rows), loaded.task.labels(rows["label"])
     if has_labels and (labels[splits == "train"] == labels[0]).all():
         emit(WarningMessage("all training rows have the same label: labels can't be audited"))
         has_labels = False
     if total > MAX_ROWS:
         kept = sample_rows(loaded.task.strata(labels), rows=MAX_ROWS, seed=0)
-        rows, labels = rows_where(rows, kept), labels[kept]
+        rows, labels = rows.filter(kept), labels[kept]
         splits = splits[kept]
     task = loaded.task.with_loss(labels, TrainingConfig())
     return _Table(rows, task, splits, total, loaded.places, has_labels)
 
 
-def _read_features(config: Config, rows: Dataset, task: Task) -> LabeledFeatures:
+def _read_features(config: Config, rows: pyarrow.Table, task: Task) -> LabeledFeatures:
     config = replace(config, training=replace(config.training, class_weights="none"))
     return read_frozen_features(prepare_head(config, rows, task, samples=False))
 
@@ -208,7 +199,7 @@ def _mix_with_folds(logits: Logits, table: _Table, path: Path) -> NDArray[np.flo
 
 def _describe_pairs(table: _Table, pairs: Pairs) -> list[Record]:
     """Return near duplicates as records, those with contradictory labels first."""
-    labels = table.task.labels(column_of(table.rows, "label"))
+    labels = table.task.labels(table.rows["label"])
     first, second = labels[pairs.first], labels[pairs.second]
     differ = (first != second).any(axis=tuple(range(1, first.ndim)))
     differ &= bool(table.task.class_names) and table.has_labels

@@ -324,7 +324,7 @@ def read_lengths(data_dir: Path | None) -> list[int]:
     """Estimate the tokens of each training row of TREC, or of each bundled question."""
     data = DataConfig("trec", data_dir=str(data_dir)) if data_dir else DataConfig("questions")
     with muted():
-        texts = load_data(data).splits["train"]["text"]
+        texts = load_data(data).splits["train"]["text"].to_pylist()
     return [_SPECIAL_TOKENS + round(len(text) / _CHARACTERS_PER_TOKEN) for text in texts]
 
 

@@ -39,8 +39,6 @@ Examples:
 
 def check_data(loaded: GuessedConfig) -> dict[str, Any]:
     """Check the data of a run with these options; ``lengths`` is None without a tokenizer."""
-    from datasets import DatasetDict
-
     from finetune.data.check import check_splits, suggest_changes
     from finetune.data.dataset import split_table
     from finetune.data.load import load_data
@@ -58,7 +56,7 @@ def check_data(loaded: GuessedConfig) -> dict[str, Any]:
         data = load_data(config.data, read=loaded.read)
         splits = split_table(data.splits, config.data, task=data.task)
         names = [name for name in splits if name in data.splits]
-        original = DatasetDict({name: data.splits[name] for name in names})
+        original = {name: data.splits[name] for name in names}
         lengths = measure_tokens(original, config.model)
     findings = check_splits(original, data.task)
     return {

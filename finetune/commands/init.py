@@ -38,13 +38,13 @@ Examples:
 
 def describe_table(options: DataConfig, *, model: str | None) -> dict[str, Any]:
     """Return facts about a table, the guessed options, and the baseline estimate for a run."""
-    from finetune.data.dataset import column_of, split_table, texts_of
+    from finetune.data.dataset import split_table, texts_of
     from finetune.data.tables import read_tables
 
     table = read_tables({"train": [Path(options.data).expanduser()]}, options)
     guesses = guess(table, model=model)
     rows, task = table.splits["train"], table.task
-    texts, labels = texts_of(rows).joined, task.labels(column_of(rows, "label"))
+    texts, labels = texts_of(rows).joined, task.labels(rows["label"])
     splits = split_table(table.splits, options, task=task)
     expectation = None
     if len(splits["train"]) <= MAX_ESTIMATED_ROWS:

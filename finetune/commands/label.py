@@ -135,7 +135,6 @@ def open_session(loaded: "LoadedConfig", names: list[str], *, is_multi: bool) ->
 def review_suspects(loaded: "LoadedConfig") -> "LabelingSession":
     """Return a session that decides on the suspects of an audit."""
     from finetune.data.check import match_misspelled_names
-    from finetune.data.dataset import column_of
     from finetune.data.load import load_data, source_name
     from finetune.report.page import SUSPECTS
     from finetune.web.labeling import LabelingSession
@@ -148,7 +147,7 @@ def review_suspects(loaded: "LoadedConfig") -> "LabelingSession":
         raise UsageError(f"there is no {path}", remedy=remedy)
     with muted():
         loaded_data = load_data(options)
-    task, labels = loaded_data.task, column_of(loaded_data.splits["train"], "label")
+    task, labels = loaded_data.task, loaded_data.splits["train"]["label"]
     if not task.class_names:
         remedy = f"write keep, drop or a number into the column decision of {path}"
         raise UsageError(f"{options.data} has no classes to choose from", remedy=remedy)

@@ -174,7 +174,7 @@ def dry_run(loaded: "GuessedConfig") -> dict[str, Any]:
     epochs = {"num_train_epochs": plan.num_train_epochs, "steps_per_epoch": plan.steps_per_epoch}
     return {
         **facts,
-        "rows": dict(inputs.data.splits.num_rows),
+        "rows": {split: len(table) for split, table in inputs.data.splits.items()},
         "training_rows_by_class": class_rows,
         "tokens_of_a_training_text": describe_lengths(trained.lengths),
         "batch_size": plan.batch_size,

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas
 import pyarrow
-from datasets import DatasetDict
 from numpy.typing import NDArray
 
-from finetune.data.dataset import column_of, number_splits, texts_of
+from finetune.data.dataset import Splits, number_splits, texts_of
 from finetune.events import WarningMessage
 from finetune.tasks.base import Task
 from finetune.tasks.labels import find_odd_names, listed_counts
@@ -133,14 +132,14 @@ CHECKS = {
 }
 
 
-def check_splits(splits: DatasetDict, task: Task) -> dict[str, dict[str, Any]]:
+def check_splits(splits: Splits, task: Task) -> dict[str, dict[str, Any]]:
     """Check splits, including ``train``, for problems that need no model to find.
 
     Returns for each split: ``rows``, ``classes``, ``figures``, and the findings of ``CHECKS``.
     """
     texts = {split: texts_of(rows) for split, rows in splits.items()}
     text_numbers = number_splits({split: columns.columns for split, columns in texts.items()})
-    labels = {split: task.labels(column_of(rows, "label")) for split, rows in splits.items()}
+    labels = {split: task.labels(rows["label"]) for split, rows in splits.items()}
     parts = {}
     for split, columns in texts.items():
         distinct, numbers = np.unique(labels[split], axis=0, return_inverse=True)

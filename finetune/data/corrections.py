@@ -8,18 +8,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow
-from datasets import DatasetDict
 
 from finetune.config.schema import DataConfig
 from finetune.data.columns import OtherData
-from finetune.data.dataset import (
-    LoadedData,
-    column_of,
-    number_splits,
-    rows_where,
-    texts_of,
-    with_labels,
-)
+from finetune.data.dataset import LoadedData, number_splits, texts_of, with_labels
 from finetune.data.read import read_file
 from finetune.errors import DataError
 from finetune.events import Info, emit, muted
@@ -37,10 +29,8 @@ def correct_labels(loaded: LoadedData, options: DataConfig) -> LoadedData:
 
     Classes that lose all their rows are left out.
     """
-    task, splits = loaded.task, DatasetDict()
-    columns: Labels = {
-        split: task.decode(column_of(rows, "label")) for split, rows in loaded.splits.items()
-    }
+    task, splits = loaded.task, dict[str, pyarrow.Table]()
+    columns: Labels = {split: task.decode(rows["label"]) for split, rows in loaded.splits.items()}
     names, had_rows = {name: name for name in task.class_names}, _classes_in(columns)
     if options.corrections is not None:
         path = Path(options.corrections).expanduser()
@@ -56,7 +46,7 @@ def correct_labels(loaded: LoadedData, options: DataConfig) -> LoadedData:
     classes = [name for name in dict.fromkeys(names.values()) if name and name not in gone]
     task = type(task).of_labels(columns["train"], names=classes)
     for split, rows in loaded.splits.items():
-        splits[split] = with_labels(rows_where(rows, kept[split]), columns[split], task=task)
+        splits[split] = with_labels(rows.filter(kept[split]), columns[split], task=task)
     return replace(loaded, splits=splits, task=task)
 
 
@@ -180,7 +170,7 @@ def _find(
     for split, numbers in text_numbers.items():
         for place in np.flatnonzero(np.isin(numbers, own)).tolist():
             by_text[numbers[place]].append((split, place))
-    row_numbers = {split: column_of(table, "row") for split, table in loaded.splits.items()}
+    row_numbers = {split: table["row"] for split, table in loaded.splits.items()}
     for row, text in zip(rows, own, strict=True):
         split_of_row, label = row.get("split"), row.get("label")
         places = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Loaded data: a ``Dataset`` with the columns text, text_pair and label for every source.
+"""Loaded data: a table with the columns text, text_pair, id, row and label for every source.
 
 Rows are held out for validation and test, seeded, in the proportions of strata, without leaks.
 """
@@ -12,9 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
-from datasets import Dataset, DatasetDict, DatasetInfo, Features, Value, concatenate_datasets
-from datasets.fingerprint import generate_random_fingerprint
-from datasets.table import InMemoryTable
 from numpy.typing import NDArray
 from pandas.util import hash_array
 
@@ -28,6 +25,7 @@ from finetune.tasks.labels import HARD
 from finetune.tasks.metrics import MULTI, SINGLE
 
 SPLITS = ("train", "validation", "test")
+Splits = dict[str, pyarrow.Table]
 DEFAULT_FRACTION = 0.1
 # Smaller tables get no validation split: a tenth of the rows would choose a model by chance, and
 # training needs the rows.
@@ -56,14 +54,14 @@ class LoadedData:
     hard. ``events`` were held back while options were guessed from the data.
     """
 
-    splits: DatasetDict
+    splits: Splits
     task: Task
     sources: Sequence[DataSource] = ()
     chosen: Columns = field(default_factory=dict)
     column_names: Sequence[str] = ()
     places: Mapping[str, Callable[[int], str]] = field(default_factory=dict)
     unlabeled: pyarrow.Table | None = None
-    names: Dataset | None = None
+    names: pyarrow.Table | None = None
     drawn: NDArray[np.int64] | None = None
     events: Sequence[Event] = ()
 
@@ -100,8 +98,8 @@ class TextColumns(NamedTuple):
 
 def make_dataset(
     texts: Any, labels: Any, *, task: Task, pairs: Any = None, rows: Any = None, ids: Any = None
-) -> Dataset:
-    """Return a data set of texts and of labels as the task parses them, in Arrow or as strings.
+) -> pyarrow.Table:
+    """Return a table of texts and of labels as the task parses them, in Arrow or as strings.
 
     ``rows`` are the numbers of the rows in their table, by default from 1.
     """
@@ -111,15 +109,10 @@ def make_dataset(
     return with_labels(pyarrow.table({**strings, "row": numbers}), _strings(labels), task=task)
 
 
-def with_labels(table: Dataset | pyarrow.Table, labels: Any, *, task: Task) -> Dataset:
-    """Return the rows with other labels, as the task parses them."""
-    if isinstance(table, Dataset):
-        table = table.remove_columns("label").with_format("arrow")[:]
-    kinds = {name: Value("int64" if name == "row" else "string") for name in table.column_names}
-    features = Features({**kinds, "label": task.feature})
-    columns = [*table.columns, task.encode(labels)]
-    rows = pyarrow.table(columns, schema=features.arrow_schema)
-    return _dataset_of(rows, DatasetInfo(features=features))
+def with_labels(table: pyarrow.Table, labels: Any, *, task: Task) -> pyarrow.Table:
+    """Return the rows with labels as the task parses them, or with these in place of others."""
+    others = [name for name in table.column_names if name != "label"]
+    return table.select(others).append_column("label", task.encode(labels))
 
 
 def _strings(values: Any) -> Any:
@@ -127,26 +120,11 @@ def _strings(values: Any) -> Any:
     return values if is_arrow else pyarrow.array(values, "string")
 
 
-def _dataset_of(rows: pyarrow.Table, info: DatasetInfo) -> Dataset:
-    # A fingerprint is only used by the cache of map(). Without it, all rows would be pickled.
-    return Dataset(InMemoryTable(rows), info=info, fingerprint=generate_random_fingerprint())
-
-
-def rows_where(table: Dataset, mask: NDArray[np.bool_]) -> Dataset:
-    """Return the rows for which a mask of shape [rows] is true."""
-    # select() would keep all rows and look up each row by its number on every access.
-    return _dataset_of(table.with_format("arrow")[:].filter(pyarrow.array(mask)), table.info)
-
-
-def column_of(table: Dataset, name: str) -> pyarrow.ChunkedArray:
-    """Return a column as Arrow."""
-    return table.with_format("arrow", columns=[name])[:][name]
-
-
-def texts_of(table: Dataset) -> TextColumns:
+def texts_of(table: pyarrow.Table) -> TextColumns:
     """Return the texts of rows, or their pairs."""
-    names = [name for name in ("text", "text_pair") if name in table.column_names]
-    return TextColumns(*(column_of(table, name) for name in names))
+    return TextColumns(
+        *(table[name] for name in ("text", "text_pair") if name in table.column_names)
+    )
 
 
 def update_with_texts(digest: "hashlib._Hash", column: pyarrow.ChunkedArray) -> None:
@@ -174,7 +152,7 @@ def number_texts(
     return _number(TextColumns(texts, pairs).normal)
 
 
-def mark_near_duplicates(rows: Dataset, train: Dataset) -> NDArray[np.bool_]:
+def mark_near_duplicates(rows: pyarrow.Table, train: pyarrow.Table) -> NDArray[np.bool_]:
     """Return which rows differ from a training row only in numbers and punctuation: [rows]."""
     parts = {"rows": texts_of(rows).joined, "train": texts_of(train).joined}
     fixed = {
@@ -222,7 +200,7 @@ def _number_values(values: pyarrow.ChunkedArray) -> NDArray[np.int64]:
 # Splits.
 
 
-def split_table(table: DatasetDict, options: DataConfig, *, task: Task) -> DatasetDict:
+def split_table(table: Splits, options: DataConfig, *, task: Task) -> Splits:
     """Return ``train``, ``validation`` and ``test``; splits that are missing are held out."""
     _reject_constant(table["train"], task)
     splits = _with_missing_splits(table, options, task=task)
@@ -232,14 +210,14 @@ def split_table(table: DatasetDict, options: DataConfig, *, task: Task) -> Datas
         is_sampled = np.arange(len(train)) < rows
         if options.data != "trec":
             is_sampled = sample_rows(_strata_of(train, task), rows=rows, seed=options.split_seed)
-        splits["train"] = rows_where(train, is_sampled)
+        splits["train"] = train.filter(is_sampled)
         _reject_constant(splits["train"], task)
     # Splits that are held out here share no texts with others.
     _warn_of_shared_texts({name: splits[name] for name in SPLITS if name in {"train", *table}})
-    return DatasetDict({name: splits[name] for name in SPLITS if name in splits})
+    return {name: splits[name] for name in SPLITS if name in splits}
 
 
-def pool_rows(loaded: LoadedData, *, folds: int, seed: int) -> DatasetDict:
+def pool_rows(loaded: LoadedData, *, folds: int, seed: int) -> Splits:
     """Return all rows outside the test split as ``train``, each with its fold, from 1.
 
     ``example`` is the place of a row in the pool, ``split`` its split, if there are several.
@@ -249,7 +227,7 @@ def pool_rows(loaded: LoadedData, *, folds: int, seed: int) -> DatasetDict:
     """
     table, task, drawn = loaded.splits, loaded.task, loaded.drawn
     names = [name for name in SPLITS if name in table and (name != "test" or drawn is not None)]
-    pool = concatenate_datasets([table[name] for name in names])
+    pool = pyarrow.concat_tables(table[name] for name in names)
     _reject_constant(pool, task)
     tested, texts, strata = (
         np.arange(len(pool)),
@@ -257,7 +235,7 @@ def pool_rows(loaded: LoadedData, *, folds: int, seed: int) -> DatasetDict:
         _strata_of(pool, task),
     )
     if drawn is not None:
-        tested = np.flatnonzero(np.isin(pool["row"][:], drawn))
+        tested = np.flatnonzero(np.isin(pool["row"], drawn))
         drawn_rows = (
             f"the {len(tested):,} rows that were drawn at random; the others were chosen {HARD}"
         )
@@ -276,8 +254,8 @@ def pool_rows(loaded: LoadedData, *, folds: int, seed: int) -> DatasetDict:
     if len(names) > 1:
         columns["split"] = np.repeat(names, [len(table[name]) for name in names])
     for name, values in columns.items():
-        pool = pool.add_column(name, values)
-    return DatasetDict(train=pool)
+        pool = pool.append_column(name, [values])
+    return {"train": pool}
 
 
 def find_folds(
@@ -297,16 +275,16 @@ def find_folds(
     return fold[group]
 
 
-def split_fold(pool: Dataset, fold: int, options: DataConfig, *, task: Task) -> DatasetDict:
+def split_fold(pool: pyarrow.Table, fold: int, options: DataConfig, *, task: Task) -> Splits:
     """Return splits with one fold as the test split; validation rows come from the other folds."""
-    is_test = column_of(pool, "fold").to_numpy() == fold
-    tables = DatasetDict(train=rows_where(pool, ~is_test), test=rows_where(pool, is_test))
+    is_test = pool["fold"].to_numpy() == fold
+    tables = {"train": pool.filter(~is_test), "test": pool.filter(is_test)}
     with muted():
         return split_table(tables, options, task=task)
 
 
-def _reject_constant(train: Dataset, task: Task) -> None:
-    labels = task.labels(column_of(train, "label"))
+def _reject_constant(train: pyarrow.Table, task: Task) -> None:
+    labels = task.labels(train["label"])
     if len(labels) and (labels == labels[0]).all():
         raise DataError(
             f"all {len(train):,} training rows have the label {task.format_label(labels[0])!r}",
@@ -366,13 +344,11 @@ def _find_fitting(sizes: NDArray[np.int64], quota: int) -> NDArray[np.int64]:
     return np.concatenate(parts)
 
 
-def _strata_of(table: Dataset, task: Task) -> NDArray[np.int64]:
-    return task.strata(task.labels(column_of(table, "label")))
+def _strata_of(table: pyarrow.Table, task: Task) -> NDArray[np.int64]:
+    return task.strata(task.labels(table["label"]))
 
 
-def _with_missing_splits(
-    table: DatasetDict, options: DataConfig, *, task: Task
-) -> dict[str, Dataset]:
+def _with_missing_splits(table: Splits, options: DataConfig, *, task: Task) -> Splits:
     splits, train, validation = dict(table), table["train"], options.validation_fraction
     rows_of_table = len(train)
     if validation is None:
@@ -394,8 +370,8 @@ def _with_missing_splits(
             strata, fraction = _strata_of(train, task), rows / len(train)
             mask = find_held_out(texts, strata, drawn, fraction=fraction)
         if mask.any():
-            splits[name] = rows_where(train, mask)
-            train, texts, drawn = rows_where(train, ~mask), texts[~mask], drawn[~mask]
+            splits[name] = train.filter(mask)
+            train, texts, drawn = train.filter(~mask), texts[~mask], drawn[~mask]
         elif name == "test" or options.validation_fraction is not None:
             zero = ", or 0 for none" if name == "validation" else ""
             raise DataError(
@@ -436,7 +412,7 @@ def _warn_of_contradictions(texts: NDArray[np.int64], labels: NDArray[np.int64])
         emit(WarningMessage(finding, remedy=remedy))
 
 
-def _warn_of_shared_texts(splits: dict[str, Dataset]) -> None:
+def _warn_of_shared_texts(splits: Splits) -> None:
     """Warn about rows of other splits whose texts are also in ``train``."""
     if len(splits) == 1:
         return

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
-from datasets import Dataset
 
 from finetune import hub
 from finetune.config.schema import HUB_PREFIX, OPTIONS, DataConfig
@@ -23,11 +22,9 @@ from finetune.data.dataset import (
     DataSource,
     LoadedData,
     TextColumns,
-    column_of,
     make_dataset,
     pool_rows,
     return_freed_memory,
-    rows_where,
     split_table,
     texts_of,
     with_labels,
@@ -281,7 +278,7 @@ def _find_unlabeled(loaded: LoadedData, options: DataConfig) -> pyarrow.Table | 
     return table.group_by(table.column_names, use_threads=False).aggregate([])
 
 
-def load_rows(options: OtherData, *, task: Task) -> Dataset:
+def load_rows(options: OtherData, *, task: Task) -> pyarrow.Table:
     """Load all rows of other data, with the labels of the task of a run."""
     no_files: dict[str, Any] = dict.fromkeys(("validation_file", "test_file", "data_dir"))
     no_files |= {"split_column": NO_COLUMN, "task": task.name}
@@ -299,13 +296,13 @@ def load_rows(options: OtherData, *, task: Task) -> Dataset:
             f" {listed(names)}",
         )
     if loaded.drawn is not None:
-        rows = rows_where(rows, np.isin(rows["row"][:], loaded.drawn))
+        rows = rows.filter(np.isin(rows["row"], loaded.drawn))
         counts = f"{len(rows):,} rows of {options.data} were drawn at random"
         emit(Info(f"{counts}, and only these are scored; the others were chosen {HARD}"))
         if not len(rows):
             remedy = "label more texts: finetune label draws a quarter of them at random"
             raise DataError(f"{counts}, and only these can be scored", remedy=remedy)
-    return with_labels(rows, loaded.task.decode(column_of(rows, "label")), task=task)
+    return with_labels(rows, loaded.task.decode(rows["label"]), task=task)
 
 
 def _check_options(options: DataConfig, source: str) -> None:

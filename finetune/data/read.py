@@ -16,7 +16,6 @@ import numpy as np
 import pandas
 import pyarrow
 import pyarrow.compute as pc
-from datasets import ClassLabel, Features
 from numpy.typing import NDArray
 from pyarrow import json as arrow_json
 from pyarrow import parquet, types
@@ -396,9 +395,13 @@ def _read_parquet(content: Content, _options: DataConfig, readable_only: bool) -
 
 def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
     """Return the class names per column that the library datasets stores in a schema."""
+    if b"huggingface" not in metadata:
+        return {}
+    from datasets import ClassLabel, Features
+
     try:
         features = Features.from_dict(json.loads(metadata[b"huggingface"])["info"]["features"])
-    except (KeyError, TypeError, ValueError):  # no metadata, or of another version
+    except (KeyError, TypeError, ValueError):  # of another version
         return {}
     kinds = {name: getattr(kind, "feature", kind) for name, kind in features.items()}
     return {name: kind.names for name, kind in kinds.items() if isinstance(kind, ClassLabel)}

@@ -14,7 +14,6 @@ from typing import get_args
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
-from datasets import DatasetDict
 from numpy.typing import NDArray
 
 from finetune.config.schema import HUB_PREFIX, DataConfig
@@ -103,14 +102,14 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
     ids = find_ids(tables["train"].columns.drop_columns(used))
     task, rows, unlabeled = _read_rows(tables, columns, options, ids=ids)
     _report_missing(rows["train"]["text"], path=tables["train"].path)
-    splits = DatasetDict()
+    splits = dict[str, pyarrow.Table]()
     for split, known in rows.items():
         if split != "train":
             known = _known_rows(split, tables[split], rows, task, options)
         if not len(known):
             emit(WarningMessage(f"the {split} split is left out: no row is left", remedy=HELD_OUT))
             continue
-        splits[split] = with_labels(known.drop_columns("label"), known["label"], task=task)
+        splits[split] = with_labels(known, known["label"], task=task)
     return LoadedData(
         splits,
         task,

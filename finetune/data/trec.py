@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pyarrow
 import pyarrow.compute as pc
-from datasets import DatasetDict
 
 from finetune import hub
 from finetune.config.schema import HUB_PREFIX, DataConfig
@@ -63,7 +62,7 @@ def load_trec(options: DataConfig) -> LoadedData:
         read = _fetch()
         sources = [DataSource(f"{HUB_PREFIX}{HUB_REPOSITORY}", commit=HUB_REVISION)]
     is_fine = options.label == "label-fine"
-    task, splits = Single(FINE if is_fine else COARSE), DatasetDict()
+    task, splits = Single(FINE if is_fine else COARSE), dict[str, pyarrow.Table]()
     for split, rows in read.items():
         labels = rows["fine_label"]
         if not is_fine:
@@ -118,7 +117,7 @@ def load_questions(options: DataConfig) -> LoadedData:
     emit(Info("reading the bundled questions"))
     content = files("finetune.data").joinpath("questions.jsonl").read_bytes()
     rows = pyarrow.Table.from_pylist([json.loads(line) for line in content.splitlines()])
-    task, splits = Single(COARSE), DatasetDict()
+    task, splits = Single(COARSE), dict[str, pyarrow.Table]()
     for split in ("train", "test"):
         part = rows.filter(pc.equal(rows["split"], split))
         splits[split] = make_dataset(part["text"], part["label"], task=task)

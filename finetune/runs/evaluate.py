@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
+import pyarrow
 from numpy.typing import NDArray
 
 from finetune import distributed
@@ -22,7 +22,7 @@ from finetune.tasks.metrics import load_evaluate_metric
 from finetune.tasks.scores import Scores
 
 
-def load_split(folder: RunFolder, split: str) -> Dataset:
+def load_split(folder: RunFolder, split: str) -> pyarrow.Table:
     """Load a split of a run's data; raise ``DataError`` if the data changed."""
     options = folder.read_config().data
     if options.private_data and TABLE.fullmatch(Path(options.data).name):
@@ -51,7 +51,7 @@ def other_data(folder: RunFolder, source: str, options: dict[str, Any]) -> Other
     return OtherData(**data_options, earlier_columns=manifest.columns)
 
 
-def load_other_data(folder: RunFolder, source: str, columns: dict[str, Any]) -> Dataset:
+def load_other_data(folder: RunFolder, source: str, columns: dict[str, Any]) -> pyarrow.Table:
     """Load all rows of other data, with the options of the run and the given columns."""
     other = other_data(folder, source, columns)
     rows = load_rows(other, task=folder.read_task())
@@ -64,7 +64,7 @@ def load_other_data(folder: RunFolder, source: str, columns: dict[str, Any]) -> 
     return rows
 
 
-def _find_trained(folder: RunFolder, rows: Dataset) -> NDArray[np.bool_]:
+def _find_trained(folder: RunFolder, rows: pyarrow.Table) -> NDArray[np.bool_]:
     """Return which rows have a text that the run was trained on; none if its data changed."""
     try:
         with muted():
@@ -78,7 +78,7 @@ def _find_trained(folder: RunFolder, rows: Dataset) -> NDArray[np.bool_]:
 
 @distributed.joined()
 def evaluate_rows(
-    folder: RunFolder, rows: Dataset, name: str, *, device: str, metric: str | None
+    folder: RunFolder, rows: pyarrow.Table, name: str, *, device: str, metric: str | None
 ) -> tuple[Scores, int, Scores | None]:
     """Score the model of a run on rows, and on the rows that were not in training."""
     others = [load_evaluate_metric(metric)] if metric else []

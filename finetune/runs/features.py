@@ -14,7 +14,6 @@ from torch import nn
 from finetune import distributed
 from finetune.config.modes import Mode
 from finetune.config.schema import CacheConfig
-from finetune.data.dataset import column_of
 from finetune.devices.base import BatchSize, Device, DeviceMemory, move_to_device
 from finetune.events import Advance, Info, WarningMessage, emit
 from finetune.model.features import FrozenLayers, split_frozen
@@ -94,7 +93,7 @@ def stored_features(
         if inputs.pool:
             pool = compute("train", inputs.pool)
             features = {
-                name: pool.select(column_of(rows, "example").to_numpy())
+                name: pool.select(rows["example"].to_numpy())
                 for name, rows in inputs.data.splits.items()
             }
         others = inputs.examples.items()

@@ -15,10 +15,9 @@ from finetune.files import is_there
 
 if TYPE_CHECKING:
     import pyarrow
-    from datasets import Dataset
 
     from finetune.data.check import Lengths
-    from finetune.data.dataset import LoadedData
+    from finetune.data.dataset import LoadedData, Splits
 
 UNLIMITED = 2**31 - 1
 # To estimate lengths without a tokenizer. BERT has 3.8 bytes per token on TREC, and 3 bytes (one
@@ -59,7 +58,7 @@ def guess(table: "LoadedData", *, model: str | None) -> Guesses:
     import pyarrow.compute as pc
 
     from finetune.data.check import suggest_max_length
-    from finetune.data.dataset import rows_where, texts_of
+    from finetune.data.dataset import texts_of
 
     rows, task = table.splits["train"], table.task.name
     texts = texts_of(rows).joined
@@ -70,7 +69,7 @@ def guess(table: "LoadedData", *, model: str | None) -> Guesses:
         is_chosen = np.zeros(count, dtype=bool)
         is_chosen[np.random.default_rng(0).choice(count, SAMPLE_TEXTS, replace=False)] = True
         is_chosen[np.argsort(size_bytes)[-LONGEST_TEXTS:]] = True
-        rows = rows_where(rows, is_chosen)
+        rows = rows.filter(is_chosen)
     if lengths := measure_tokens({"train": rows}, ModelConfig(model=model)):
         suggested, longer = lengths.suggested_max_length, lengths.beyond_model / len(rows)
     else:
@@ -114,7 +113,7 @@ def guess_options(loaded: LoadedConfig) -> GuessedConfig:
     return GuessedConfig(config, loaded.sources, tuple(changed), read)
 
 
-def measure_tokens(splits: "Mapping[str, Dataset]", options: ModelConfig) -> "Lengths | None":
+def measure_tokens(splits: "Splits", options: ModelConfig) -> "Lengths | None":
     """Describe the lengths of texts in tokens; None, with a warning, without a tokenizer."""
     from finetune.data.check import Lengths, describe_lengths, suggest_max_length, suggest_model
     from finetune.data.dataset import texts_of

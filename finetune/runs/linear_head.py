@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
+import pyarrow
 import torch
-from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 
 from finetune.config.schema import MAX_ESTIMATED_ROWS, Config, TrainingConfig
-from finetune.data.dataset import LoadedData, column_of, rows_where, sample_rows
+from finetune.data.dataset import LoadedData, sample_rows
 from finetune.devices.base import move_to_device
 from finetune.devices.select import select_device
 from finetune.errors import FinetuneError, ModelUnsupportedError
@@ -206,7 +206,7 @@ class BaselineEstimate:
         ]
 
 
-def expect(config: Config, rows: Dataset, data: LoadedData) -> BaselineEstimate | None:
+def expect(config: Config, rows: pyarrow.Table, data: LoadedData) -> BaselineEstimate | None:
     """Cross-validate a linear head on training rows.
 
     None for a large table, for one of ``finetune label``, or without weights.
@@ -231,9 +231,9 @@ def expect(config: Config, rows: Dataset, data: LoadedData) -> BaselineEstimate 
     return None
 
 
-def _cross_validate(config: Config, rows: Dataset, task: Task) -> BaselineEstimate:
+def _cross_validate(config: Config, rows: pyarrow.Table, task: Task) -> BaselineEstimate:
     options, count = TrainingConfig(class_weights=config.training.class_weights), len(rows)
-    task = task.with_loss(task.labels(column_of(rows, "label")), options)
+    task = task.with_loss(task.labels(rows["label"]), options)
     method = choose_method(config, task, rows=count)
     features = read_frozen_features(prepare_head(config, rows, task))
     seed = config.training.seed
@@ -263,7 +263,9 @@ def measure_first(task: Task, logits: Logits, labels: Labels) -> tuple[str, Inte
     return metric, metric_interval(METRICS[metric], value, rows, resampled), baseline
 
 
-def prepare_head(config: Config, rows: Dataset, task: Task, *, samples: bool = True) -> RunInputs:
+def prepare_head(
+    config: Config, rows: pyarrow.Table, task: Task, *, samples: bool = True
+) -> RunInputs:
     """Prepare a run with ``--freeze-core`` on a sample that takes a few seconds."""
     options = {name: getattr(config.training, name) for name in KEPT_OPTIONS}
     model = replace(config.model, freeze_core=True, head="whole", train_layers=None)
@@ -281,14 +283,14 @@ def prepare_head(config: Config, rows: Dataset, task: Task, *, samples: bool = T
     parameters, limit = sum(parameter.numel() for parameter in layers), MAX_ROWS
     while True:
         if samples and len(rows) > limit:
-            strata = task.strata(task.labels(column_of(rows, "label")))
-            rows = rows_where(rows, sample_rows(strata, rows=limit, seed=config.data.split_seed))
+            strata = task.strata(task.labels(rows["label"]))
+            rows = rows.filter(sample_rows(strata, rows=limit, seed=config.data.split_seed))
         examples = encode_rows(rows, "train", text_model, config=config)
         work = parameters * float(examples.lengths.mean())
         limit = max(int(MAX_WORK / work), MIN_ROWS) if device.is_reference else limit
         if not samples or len(rows) <= limit:
             break
-    data = LoadedData(DatasetDict(train=rows), task)
+    data = LoadedData({"train": rows}, task)
     return RunInputs(config, device, data, {"train": examples}, text_model, method)
 
 

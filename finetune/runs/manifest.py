@@ -23,9 +23,7 @@ from finetune.files import SCHEMA_VERSION, write_json
 from finetune.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from finetune.data.dataset import LoadedData
+    from finetune.data.dataset import LoadedData, Splits
     from finetune.runs.prepare import RunInputs
     from finetune.tasks.base import Labels, Logits, Task
     from finetune.training.plan import Plan
@@ -106,16 +104,16 @@ class Manifest:
             raise DataError(f"changed since the run started: {', '.join(differing)}", remedy=remedy)
 
 
-def digest_splits(splits: "Mapping[str, Dataset]", task: "Task") -> dict[str, str]:
+def digest_splits(splits: "Splits", task: "Task") -> dict[str, str]:
     """Return the sha256 of each split's class names, texts and labels, in their order."""
-    from finetune.data.dataset import column_of, texts_of, update_with_texts
+    from finetune.data.dataset import texts_of, update_with_texts
 
     digests = {}
     for name, rows in splits.items():
         digest = hashlib.sha256("\0".join(task.class_names).encode())
         for column in texts_of(rows).columns:
             update_with_texts(digest, column)
-        digest.update(task.labels(column_of(rows, "label")).tobytes())
+        digest.update(task.labels(rows["label"]).tobytes())
         digests[name] = digest.hexdigest()
     return digests
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
+import pyarrow
 
 from finetune import distributed
 from finetune.config.modes import Mode
 from finetune.config.schema import OPTIONS, Config, Pooling, change_options
 from finetune.data import is_waiting
 from finetune.data.check import BALANCE, check_splits, suggest_changes, suggest_model
-from finetune.data.dataset import LoadedData, column_of, make_dataset, split_fold, texts_of
+from finetune.data.dataset import LoadedData, Splits, make_dataset, split_fold, texts_of
 from finetune.data.load import load_splits, with_few_label_texts
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
@@ -181,7 +181,7 @@ def prepare_variant(
         return inputs
     data, pool = inputs.data, inputs.examples["train"]
     splits = split_fold(data.splits["train"], fold, config.data, task=data.task)
-    rows = {name: column_of(split, "example").to_numpy() for name, split in splits.items()}
+    rows = {name: split["example"].to_numpy() for name, split in splits.items()}
     examples = {**inputs.examples, **{name: pool.select(rows[name]) for name in rows}}
     return replace(inputs, data=replace(data, splits=splits), examples=examples, pool=pool)
 
@@ -194,7 +194,7 @@ def _load(
     sources: Mapping[str, str],
 ) -> RunInputs:
     """Load the model, and encode the texts unless they are encoded already."""
-    training, labels = config.training, data.task.labels(column_of(data.splits["train"], "label"))
+    training, labels = config.training, data.task.labels(data.splits["train"]["label"])
     task = data.task.with_loss(labels, training)
     if user_metrics():
         _check_user_metrics(task, data.splits)
@@ -218,7 +218,7 @@ def _load(
     return RunInputs(config, device, data, examples, text_model, method, sources)
 
 
-def _few_label_tables(data: LoadedData) -> dict[str, Dataset]:
+def _few_label_tables(data: LoadedData) -> Splits:
     """Return class names, and a fixed sample of unlabeled texts with a placeholder as label."""
     tables = {"names": data.names} if data.names else {}
     if (table := data.unlabeled) is not None:
@@ -231,19 +231,21 @@ def _few_label_tables(data: LoadedData) -> dict[str, Dataset]:
     return tables
 
 
-def _check_user_metrics(task: Task, splits: Mapping[str, Dataset]) -> None:
+def _check_user_metrics(task: Task, splits: Splits) -> None:
     """Call the user's ``compute_metrics`` on random logits: its errors come before training."""
     name = next(name for name in ("validation", "test", "train") if name in splits)
-    labels = task.labels(column_of(splits[name], "label"))
+    labels = task.labels(splits[name]["label"])
     logits = np.random.default_rng(0).normal(size=(len(labels), len(task.output_names)))
     task.score(logits.astype(np.float32), labels)
 
 
-def encode_rows(rows: Dataset, split: str, text_model: TextModel, *, config: Config) -> Examples:
+def encode_rows(
+    rows: pyarrow.Table, split: str, text_model: TextModel, *, config: Config
+) -> Examples:
     """Encode the texts of a split, with a warning if some are truncated."""
     texts, task, options = texts_of(rows), text_model.task, config.model
     encoded = text_model.encode(*texts, max_length=options.max_length, stride=options.window_stride)
-    labels = task.labels(column_of(rows, "label"))
+    labels = task.labels(rows["label"])
     inputs = text_model.inputs(encoded)
     examples = Examples(
         inputs.inputs_of,

@@ -340,13 +340,13 @@ def _prediction_rows(
     inputs: RunInputs, split: str, predicted: Predicted
 ) -> list[dict[str, object]]:
     """Return the columns of a split with predictions and losses, one dict per text."""
-    rows = inputs.data.splits[split].with_format("arrow")[:]
+    rows = inputs.data.splits[split]
     columns = rows.select([name for name in rows.column_names if name not in ("label", "example")])
     # The predictions of a fold are later joined with the predictions of other folds.
     is_fold = inputs.pool is not None
     predictions = inputs.task.prediction_rows(*predicted, all_scores=is_fold)
     both = zip(columns.to_pylist(), predictions, strict=True)
-    near = mark_near_duplicates(inputs.data.splits[split], inputs.data.splits["train"]).tolist()
+    near = mark_near_duplicates(rows, inputs.data.splits["train"]).tolist()
     return [
         {**texts, **values, "near_duplicate": is_near}
         for (texts, values), is_near in zip(both, near, strict=True)
@@ -427,7 +427,7 @@ def failures_explained(folder: RunFolder, inputs: RunInputs) -> Iterator[None]:
         train = inputs.data.splits["train"]["text"]
         # Names of classes are examples behind the rows.
         rows = [number for number in error.examples if number < len(train)]
-        texts = ", ".join(repr(train[number][:60]) for number in rows[:MAX_EXAMPLES])
+        texts = ", ".join(repr(train[number].as_py()[:60]) for number in rows[:MAX_EXAMPLES])
         where = f", in a batch with texts such as {texts}" if texts else ""
         raise LossNotFiniteError(error.message + where, remedy=error.remedy) from error
     except BrokenPipeError:  # about the terminal, not the run folder

@@ -130,7 +130,7 @@ class Task(ABC):
 
     A subclass registers under its ``name``, which ``--task`` and saved models use. Labels have
     three forms. ``parse`` turns labels from files into one Arrow type, ``encode`` turns these into
-    the column of a ``Dataset``, and ``labels`` turns the column into an array for the loss and the
+    the column of a split, and ``labels`` turns the column into an array for the loss and the
     metrics. Logits are divided by the temperature, by the model or here.
     """
 
@@ -190,7 +190,7 @@ class Task(ABC):
         return cls(names or sort_classes(flat_values(labels).unique().to_pylist()))
 
     def encode(self, labels: "Column") -> "Column":
-        """Return parsed labels as the column of a ``Dataset``, of the type of ``feature``."""
+        """Return parsed labels as the column of a split: numbers of classes, or values."""
         if self.problem_type == NUMBERS:
             return labels
         return map_values(labels, self.class_numbers.get, arrow_type="int64")
@@ -199,19 +199,9 @@ class Task(ABC):
         """Undo ``encode``."""
         return map_values(column, self.class_names.__getitem__) if self.class_names else column
 
-    @property
-    def feature(self) -> Any:
-        """The type of the column ``label`` in a ``Dataset``."""
-        from datasets import ClassLabel, List, Value
-
-        if self.problem_type == NUMBERS:
-            return Value("float64")
-        classes = ClassLabel(names=list(self.class_names))
-        return List(classes) if self.problem_type == MULTI else classes
-
     @abstractmethod
     def labels(self, column: "Column") -> Labels:
-        """Return the labels of a ``Dataset`` as an array of shape [rows, ...]."""
+        """Return the labels of a split as an array of shape [rows, ...]."""
 
     def find_unknown(self, labels: "Column", *, training: "Column") -> "Column":
         """Return the classes of each row that no training row has, as text; null if none."""

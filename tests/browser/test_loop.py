@@ -25,7 +25,6 @@ from held import Start
 from starlette.testclient import TestClient
 
 from finetune.config.schema import Config, DataConfig, change_options
-from finetune.data.dataset import column_of
 from finetune.data.load import load_data
 from finetune.evaluation.statistics import Interval
 from finetune.files import read_json
@@ -163,9 +162,14 @@ def test_estimates_are_within_their_interval_in_ten_orders(
         loaded = load_data(DataConfig(data=str(table)))
         task, train = loaded.task, loaded.splits["train"]
         weights, groups = np.ones(len(train), np.float32), np.zeros(len(train), np.int64)
-        labels = task.labels(column_of(train, "label"))
+        labels = task.labels(train["label"])
         rows = LabeledFeatures(
-            features_of(known, train["text"]), labels, weights, task.losses, len(CLASSES), groups
+            features_of(known, train["text"].to_pylist()),
+            labels,
+            weights,
+            task.losses,
+            len(CLASSES),
+            groups,
         )
         head = fit_linear_head(rows, inverse_regularization=DEFAULT_INVERSE_REGULARIZATION)
 
@@ -174,9 +178,9 @@ def test_estimates_are_within_their_interval_in_ten_orders(
             return measure_first(task, logits, task.from_json([*names]))[1]  # noqa: B023
 
         test = loaded.splits["test"]
-        names = [task.class_names[label] for label in test["label"]]
-        estimate = measure(names, test["text"])
-        labeled = {*train["text"], *test["text"]}
+        names = [task.class_names[label] for label in test["label"].to_pylist()]
+        estimate = measure(names, test["text"].to_pylist())
+        labeled = {*train["text"].to_pylist(), *test["text"].to_pylist()}
         others = [row for row in pool if row[0] not in labeled]
         truth = measure([name for _, name in others], [text for text, _ in others]).value
         estimates.append(estimate.value)

@@ -72,7 +72,7 @@ def test_every_kind_of_table_is_read_as_the_same_rows(kind: str, tmp_path: Path)
     path = write_table(KINDS[kind], tmp_path)
     loaded = load_splits(DataConfig(str(path), test_fraction=0.5))
     names = loaded.task.class_names
-    rows = [row for split in loaded.splits.values() for row in split]
+    rows = [row for split in loaded.splits.values() for row in split.to_pylist()]
     assert {(row["text"], names[row["label"]]) for row in rows} == {*ROWS}
 
 
@@ -121,9 +121,9 @@ def test_what_is_no_table_is_refused_with_what_is_taken(table: Any, words: str) 
 @pytest.fixture(scope="module")
 def frame() -> pandas.DataFrame:
     """Questions of two classes, with a custom index."""
-    rows = load_splits(DataConfig("questions")).splits["train"]
-    frame = rows.to_pandas()
-    frame["label"] = frame["label"].map(rows.features["label"].int2str)
+    loaded = load_splits(DataConfig("questions"))
+    frame = loaded.splits["train"].to_pandas()
+    frame["label"] = frame["label"].map(loaded.task.class_names.__getitem__)
     frame = frame[frame["label"].isin(["HUM", "LOC"])].reset_index(names="number")
     return frame.sample(60, random_state=0).rename(columns={"text": "question"})
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
-from datasets import DatasetDict
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import BertPreTokenizer
@@ -26,17 +25,12 @@ from finetune.data.dataset import make_dataset
 from finetune.tasks.single import Single
 
 
-def splits_of(**rows: list[tuple[str, str]]) -> DatasetDict:
+def checked(**rows: list[tuple[str, str]]) -> dict[str, dict[str, Any]]:
     task = Single(sorted({label for pairs in rows.values() for _, label in pairs}))
-    return DatasetDict(
-        {split: make_dataset(*zip(*pairs, strict=True), task=task) for split, pairs in rows.items()}
-    )
-
-
-def found_in(splits: DatasetDict, check: str, split: str = "train") -> dict[str, Any]:
-    task = Single(splits["train"].features["label"].names)
-    found: dict[str, Any] = check_splits(splits, task)[check][split]
-    return found
+    splits = {
+        split: make_dataset(*zip(*pairs, strict=True), task=task) for split, pairs in rows.items()
+    }
+    return check_splits(splits, task)
 
 
 def rows_of(texts: list[str], labels: str) -> list[tuple[str, str]]:
@@ -45,7 +39,7 @@ def rows_of(texts: list[str], labels: str) -> list[tuple[str, str]]:
 
 def test_repeats_are_counted_exactly_and_up_to_case() -> None:
     texts = ["Who?", "What?", "Who?", "who ?", "WHO?", "Who?", "what?"]
-    assert found_in(splits_of(train=rows_of(texts, "aaaaaab")), "repeats") == {
+    assert checked(train=rows_of(texts, "aaaaaab"))["repeats"]["train"] == {
         **{"rows": 2, "texts": 1, "rows_up_to_case": 4, "texts_up_to_case": 2},
         "examples": ["Who?", "What?"],
     }
@@ -53,7 +47,7 @@ def test_repeats_are_counted_exactly_and_up_to_case() -> None:
 
 def test_a_text_with_several_labels_is_a_conflict() -> None:
     texts = ["Why?", "Who?", "who? ", "What?", "What?", "How?", "HOW?"]
-    assert found_in(splits_of(train=rows_of(texts, "dbaccef")), "conflicts") == {
+    assert checked(train=rows_of(texts, "dbaccef"))["conflicts"]["train"] == {
         "texts": 2,
         "examples": [
             {"text": "Who?", "labels": ["a", "b"]},
@@ -69,7 +63,7 @@ def test_rows_that_are_in_training_are_shown_with_both_labels() -> None:
         ("Who is it ?", "DESC"),
     ]
     test = [("who is it ?", "HUM"), ("What are the Twin Cities ?", "LOC"), ("When ?", "NUM")]
-    assert found_in(splits_of(train=train, test=test), "overlap", "test") == {
+    assert checked(train=train, test=test)["overlap"]["test"] == {
         "rows": 2,
         "disagreeing": 1,
         "examples": [
@@ -111,7 +105,7 @@ def even_rows(count: int = 10) -> list[tuple[str, str]]:
 def test_each_oddity_has_its_remedy(
     train: list[tuple[str, str]], test: list[tuple[str, str]], remedy: str
 ) -> None:
-    splits = splits_of(train=train, test=[("another text", "a"), *test])
+    findings = checked(train=train, test=[("another text", "a"), *test])
     lengths = Lengths(
         model="tiny",
         max_length=8,
@@ -121,7 +115,6 @@ def test_each_oddity_has_its_remedy(
         unknown_share=0.0,
         splits={"train": describe_lengths(np.array([8]), max_length=8)},
     )
-    findings = check_splits(splits, Single(splits["train"].features["label"].names))
     [change] = suggest_changes(findings, lengths=lengths)
     assert change.remedy.startswith(remedy)
 

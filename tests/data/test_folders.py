@@ -13,12 +13,11 @@ import data_files
 import pyarrow
 import pytest
 from data_files import load, write_folder, write_zip
-from datasets import DatasetDict
+from datasets import Dataset, DatasetDict
 from pyarrow import parquet
 
 from finetune.config.schema import DataConfig
 from finetune.data.columns import OtherData
-from finetune.data.dataset import make_dataset
 from finetune.data.folders import digest_folder
 from finetune.data.load import load_rows
 from finetune.data.read import read_file
@@ -61,7 +60,7 @@ def test_tables_named_as_splits_are_the_splits(write: Any, tmp_path: Path) -> No
     with pytest.raises(SeveralTablesError, match="holds 3 tables"):
         load_rows(OtherData(str(path)), task=chosen.loaded.task)
     rows = load_rows(OtherData(str(path), table="my_test"), task=chosen.loaded.task)
-    assert rows["text"][:] == ["a start"]
+    assert rows["text"].to_pylist() == ["a start"]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +158,7 @@ def test_tables_of_tabs_are_no_texts_of_classes(tmp_path: Path) -> None:
 
 
 def test_a_dataset_saved_to_disk_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    train = make_dataset(["one", "two"], ["a", "b"], task=Single(["a", "b"]))
+    train = Dataset.from_dict({"text": ["one", "two"], "label": ["a", "b"]})
     DatasetDict(train=train, test=train).save_to_disk(tmp_path / "saved")
     for saved in (tmp_path / "saved", tmp_path / "saved/train"):
         with pytest.raises(DataUnreadableError, match="the datasets library saved") as raised:

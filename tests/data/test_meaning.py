@@ -182,7 +182,7 @@ def test_rows_without_any_class_are_scored_and_not_trained(name: str, tmp_path: 
         load_frame(path, {"text": texts(), **EMPTY[name]}, label_column=label)
     task = Multi(["a", "b"])
     rows = load_rows(OtherData(str(path), label_column=label), task=task)
-    assert task.to_json(task.labels(rows.data["label"])) == cycle([])
+    assert task.to_json(task.labels(rows["label"])) == cycle([])
 
 
 MISSING = [["price"], None, [], ["team", "price"], None]

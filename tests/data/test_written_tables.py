@@ -91,7 +91,7 @@ def test_text_and_label_are_found_between_any_delimiters(
     write(tmp_path / name, rows, **options)
     loaded = load_data(DataConfig(str(tmp_path / name)))
     assert list(loaded.task.class_names) == ["gut", "schlecht"]
-    texts = loaded.splits["train"]["text"][:]
+    texts = loaded.splits["train"]["text"].to_pylist()
     assert texts in (TEXT, PROSE, PROSE[:7], PROSE[:6])
 
 
@@ -182,7 +182,7 @@ def test_the_table_of_a_spreadsheet_is_found(
     loaded = load_data(DataConfig(str(path)))
     assert loaded.columns == {"label_column": "Urteil", "text_column": "Antwort"}
     assert list(loaded.task.class_names) == ["gut", "schlecht"]
-    assert loaded.splits["train"]["text"][:] == PROSE
+    assert loaded.splits["train"]["text"].to_pylist() == PROSE
     table = read_file(path, DataConfig())
     assert table.place(table.numbers[0]) == f"row {first} of {path}"
 

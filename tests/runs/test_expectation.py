@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
-from datasets import Dataset
 from tiny_runs import run_tiny
 
 from finetune.config.schema import Config, DataConfig, change_options
@@ -22,7 +22,7 @@ def config_of(model: str | Path, **options: Any) -> Config:
     return change_options(QUESTIONS, chosen)
 
 
-def load(config: Config) -> tuple[Dataset, LoadedData]:
+def load(config: Config) -> tuple[pyarrow.Table, LoadedData]:
     data = load_splits(config.data)
     return data.splits["train"], data
 

@@ -281,6 +281,6 @@ def test_run_reads_the_table_with_the_random_texts_as_test_split(kind: Any, path
     loaded = load_data(DataConfig(data=str(journal.table_path)))
     assert loaded.task.name == ("multi" if kind is multi else "single")
     assert sorted(loaded.task.class_names) == ["a", "b", "rare"]
-    test = set(loaded.splits["test"]["text"])
+    test = set(loaded.splits["test"]["text"].to_pylist())
     assert test == ({"text 6", "text 8"} if kind is multi else {"text 6", "text 7"})
     assert len(loaded.splits["train"]) == 7

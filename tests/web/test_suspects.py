@@ -65,7 +65,9 @@ def test_decisions_correct_the_labels_of_a_run(audits: Path) -> None:
     )
     loaded = load_data(options)
     assert loaded.task.class_names == ["praise", "refund"]
-    rows = {row["text"]: row["label"] for part in loaded.splits.values() for row in part}
+    rows = {
+        row["text"]: row["label"] for part in loaded.splits.values() for row in part.to_pylist()
+    }
     assert len(rows) == len(ROWS) - 2
     assert rows["text 0"] == rows["text 2"]
     assert rows["text 5"] == rows["text 1"]
