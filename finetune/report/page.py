@@ -1,6 +1,7 @@
 """The reports of a run, of its folds, of a benchmark and of an audit: each is one page.
 
-Its text is in a template; here are its charts and tables.
+Its text is in a template; here are its charts and tables. A section with one table is an entry of
+``tables``.
 """
 
 import csv
@@ -89,8 +90,10 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
         classes=tabulate_classes(results),
         mistakes=mistakes,
         probabilities=show_probabilities(results.calibration, probabilities, is_right),
-        coverage=tabulate_coverage(probabilities, is_right),
-        costs=tabulate_costs(results),
+        tables={
+            "coverage": tabulate_coverage(probabilities, is_right),
+            "costs": tabulate_costs(results),
+        },
         options=tabulate_options(config, environment.get("origins", {})),
         environment=tabulate_environment(environment),
     )
@@ -181,7 +184,8 @@ def tabulate_coverage(probabilities: NDArray[Any], is_right: NDArray[np.bool_]) 
             interval = format_interval(mean, rows)
             cells.append((percent(lowest), fraction, str(rows), percent(mean), interval))
     columns = ("minimum probability", "coverage", "rows", "accuracy", "95% CI")
-    return Table("Accuracy above a probability", columns, cells, text_columns=0)
+    note = "Abstaining on texts with a low probability usually raises the accuracy on the rest."
+    return Table("Accuracy vs. coverage", columns, cells, text_columns=0, note=note)
 
 
 def tabulate_costs(results: RunResults) -> Table:
