@@ -87,6 +87,14 @@ def test_the_tree_of_the_architecture_has_every_module_and_no_other() -> None:
     assert named == modules - {"__main__.py"}
 
 
+def test_every_file_that_the_architecture_says_to_change_exists() -> None:
+    text = (PACKAGE.parent / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    table = text.partition("| to add | change |")[2].partition("\n## ")[0]
+    files = re.findall(r"`([\w/]+(?:/|\.py|\.yaml|\.html\.j2))`", table)
+    assert len(files) > 12
+    assert [file for file in files if not (PACKAGE / file).exists()] == []
+
+
 def assert_not_loaded(unused: dict[str, set[str]]) -> None:
     """Import modules one after the other in a process; check that each avoids some packages."""
     report = 'print(*(name for name in sys.modules if "." not in name), file=sys.stderr)'
