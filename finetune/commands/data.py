@@ -57,8 +57,8 @@ def check_data(loaded: GuessedConfig) -> dict[str, Any]:
         splits = split_table(data.splits, config.data, task=data.task)
         names = [name for name in splits if name in data.splits]
         original = {name: data.splits[name] for name in names}
-        lengths = measure_tokens(original, config.model)
-    findings = check_splits(original, data.task)
+        measured = measure_tokens(original, config.model)
+    findings, lengths = check_splits(original, data.task), measured and measured[0]
     return {
         "data": config.data.data,
         "rows_of_a_run": {split: len(rows) for split, rows in splits.items()},

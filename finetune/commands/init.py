@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def describe_table(options: DataConfig, *, model: str | None) -> dict[str, Any]:
 
         read = {name: guesses.values[name] for name in ("model", "max_length")}
         config = Config(data=options, model=ModelConfig(**read))
-        expectation = expect(config, splits["train"], table)
+        expectation = expect(config, splits["train"], replace(table, tokens=guesses.tokens))
     return {
         "columns": [*table.column_names],
         "chosen": {

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pandas.util import hash_array
 
-from finetune.config.schema import DataConfig
+from finetune.config.schema import DataConfig, ModelConfig
 from finetune.data.columns import Columns
 from finetune.devices import host
 from finetune.errors import DataError
@@ -23,6 +23,7 @@ from finetune.events import Event, Info, WarningMessage, emit, muted
 from finetune.tasks.base import Task
 from finetune.tasks.labels import HARD
 from finetune.tasks.metrics import MULTI, SINGLE
+from finetune.tokenization.encode import EncodedTexts
 
 SPLITS = ("train", "validation", "test")
 Splits = dict[str, pyarrow.Table]
@@ -51,7 +52,8 @@ class LoadedData:
     texts without a label, in the same columns as a split. ``names`` has a row for each class, with
     its name or description as the text. ``drawn`` has the numbers of the rows that ``finetune
     label`` drew at random, or None for other tables. Its other rows were chosen because they are
-    hard. ``events`` were held back while options were guessed from the data.
+    hard. ``events`` were held back while options were guessed from the data, and
+    ``tokens`` counted.
     """
 
     splits: Splits
@@ -64,6 +66,7 @@ class LoadedData:
     names: pyarrow.Table | None = None
     drawn: NDArray[np.int64] | None = None
     events: Sequence[Event] = ()
+    tokens: "KnownTokens | None" = None
 
     @property
     def columns(self) -> dict[str, str]:
@@ -94,6 +97,24 @@ class TextColumns(NamedTuple):
         """The texts in lower case, stripped, with single spaces between words."""
         columns = (map(_normalize, column.chunks) for column in self.columns)
         return TextColumns(*(pyarrow.chunked_array(column, "string") for column in columns))
+
+
+class KnownTokens(NamedTuple):
+    """Whole texts with their token ids, as a model reads them."""
+
+    model: str
+    texts: pyarrow.ChunkedArray
+    encoded: EncodedTexts
+
+    def find(self, texts: TextColumns, options: ModelConfig) -> EncodedTexts | None:
+        """Return the token ids of texts; None if a text is another, or too long for a model."""
+        if (self.model, None, None) != (options.model, options.revision, options.window_stride):
+            return None
+        places = pc.index_in(texts.texts, value_set=self.texts)
+        if texts.pairs is not None or places.null_count:
+            return None
+        encoded = self.encoded.take(places.to_numpy())
+        return encoded if encoded.lengths.max(initial=0) <= options.max_length else None
 
 
 def make_dataset(

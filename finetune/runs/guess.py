@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import pyarrow
 
     from finetune.data.check import Lengths
-    from finetune.data.dataset import LoadedData, Splits
+    from finetune.data.dataset import KnownTokens, LoadedData, Splits
+    from finetune.tokenization.encode import EncodedTexts
 
 UNLIMITED = 2**31 - 1
 # To estimate lengths without a tokenizer. BERT has 3.8 bytes per token on TREC, and 3 bytes (one
@@ -42,6 +43,7 @@ class Guesses(NamedTuple):
 
     values: Mapping[str, Any]
     longer_fraction: float
+    tokens: "KnownTokens | None" = None
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,9 @@ def guess(table: "LoadedData", *, model: str | None) -> Guesses:
     import pyarrow.compute as pc
 
     from finetune.data.check import suggest_max_length
-    from finetune.data.dataset import texts_of
+    from finetune.data.dataset import KnownTokens, texts_of
 
-    rows, task = table.splits["train"], table.task.name
+    rows, task, known = table.splits["train"], table.task.name, None
     texts = texts_of(rows).joined
     model = model or suggest_encoder(texts)
     size_bytes = pc.binary_length(texts).to_numpy()
@@ -70,8 +72,11 @@ def guess(table: "LoadedData", *, model: str | None) -> Guesses:
         is_chosen[np.random.default_rng(0).choice(count, SAMPLE_TEXTS, replace=False)] = True
         is_chosen[np.argsort(size_bytes)[-LONGEST_TEXTS:]] = True
         rows = rows.filter(is_chosen)
-    if lengths := measure_tokens({"train": rows}, ModelConfig(model=model)):
+    if measured := measure_tokens({"train": rows}, ModelConfig(model=model)):
+        lengths, encoded = measured
         suggested, longer = lengths.suggested_max_length, lengths.beyond_model / len(rows)
+        if len(rows) == count:
+            known = KnownTokens(model, texts, encoded["train"])
     else:
         tokens = size_bytes // BYTES_PER_TOKEN + SPECIAL_TOKENS
         longer = float((tokens > MAX_TOKENS).mean())
@@ -82,7 +87,7 @@ def guess(table: "LoadedData", *, model: str | None) -> Guesses:
         "model": model,
         "max_length": max(suggested, ModelConfig.max_length),
     }
-    return Guesses(values, longer)
+    return Guesses(values, longer, known)
 
 
 def guess_options(loaded: LoadedConfig) -> GuessedConfig:
@@ -99,7 +104,7 @@ def guess_options(loaded: LoadedConfig) -> GuessedConfig:
     with sent_to(events.append):
         table = load_data(data)
     with muted():
-        values = guess(table, model=model).values
+        values, _, tokens = guess(table, model=model)
     changed = {
         name: values[name]
         for name, option in OPTIONS.items()
@@ -109,12 +114,20 @@ def guess_options(loaded: LoadedConfig) -> GuessedConfig:
     for name, value in changed.items():
         emit(Info(f"guessed: {flag_of(name)} {table.chosen.get(name, value)}"))
     others = [event for event in events if not isinstance(event, Guess)]
-    read, config = replace(table, events=others), change_options(loaded.config, changed)
+    read, config = (
+        replace(table, events=others, tokens=tokens),
+        change_options(loaded.config, changed),
+    )
     return GuessedConfig(config, loaded.sources, tuple(changed), read)
 
 
-def measure_tokens(splits: "Splits", options: ModelConfig) -> "Lengths | None":
-    """Describe the lengths of texts in tokens; None, with a warning, without a tokenizer."""
+def measure_tokens(
+    splits: "Splits", options: ModelConfig
+) -> "tuple[Lengths, dict[str, EncodedTexts]] | None":
+    """Describe the lengths of texts in tokens, and return these, not truncated.
+
+    None, with a warning, without a tokenizer.
+    """
     from finetune.data.check import Lengths, describe_lengths, suggest_max_length, suggest_model
     from finetune.data.dataset import texts_of
     from finetune.model.source import find_model
@@ -138,7 +151,7 @@ def measure_tokens(splits: "Splits", options: ModelConfig) -> "Lengths | None":
     if suggestion := suggest_model(tokenizer, texts, unknown_tokens=unknown, tokens=tokens):
         emit(suggestion)
     suggested = suggest_max_length(lengths, max_tokens=max_tokens)
-    return Lengths(
+    described = Lengths(
         model=options.model,
         max_length=options.max_length,
         suggested_max_length=suggested,
@@ -150,6 +163,7 @@ def measure_tokens(splits: "Splits", options: ModelConfig) -> "Lengths | None":
             for split, texts in encoded.items()
         },
     )
+    return described, encoded
 
 
 def suggest_encoder(texts: "pyarrow.ChunkedArray") -> str:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from finetune.config.schema import MAX_ESTIMATED_ROWS, Config, TrainingConfig
-from finetune.data.dataset import LoadedData, sample_rows
+from finetune.data.dataset import KnownTokens, LoadedData, sample_rows
 from finetune.devices.base import move_to_device
 from finetune.devices.select import select_device
 from finetune.errors import FinetuneError, ModelUnsupportedError
@@ -224,18 +224,18 @@ def expect(config: Config, rows: pyarrow.Table, data: LoadedData) -> BaselineEst
         else:
             emit(Info(f"estimating a baseline with {name}"))
             with muted():
-                return _cross_validate(config, rows, data.task)
+                return _cross_validate(config, rows, data)
     except FinetuneError as error:
         reason = error.message
     emit(Info(f"no baseline estimate: {reason}"))
     return None
 
 
-def _cross_validate(config: Config, rows: pyarrow.Table, task: Task) -> BaselineEstimate:
+def _cross_validate(config: Config, rows: pyarrow.Table, data: LoadedData) -> BaselineEstimate:
     options, count = TrainingConfig(class_weights=config.training.class_weights), len(rows)
-    task = task.with_loss(task.labels(rows["label"]), options)
+    task = data.task.with_loss(data.task.labels(rows["label"]), options)
     method = choose_method(config, task, rows=count)
-    features = read_frozen_features(prepare_head(config, rows, task))
+    features = read_frozen_features(prepare_head(config, rows, task, known=data.tokens))
     seed = config.training.seed
     chosen, logits = choose_inverse_regularization(features, seed=seed)
     if logits is None:
@@ -264,7 +264,12 @@ def measure_first(task: Task, logits: Logits, labels: Labels) -> tuple[str, Inte
 
 
 def prepare_head(
-    config: Config, rows: pyarrow.Table, task: Task, *, samples: bool = True
+    config: Config,
+    rows: pyarrow.Table,
+    task: Task,
+    *,
+    samples: bool = True,
+    known: KnownTokens | None = None,
 ) -> RunInputs:
     """Prepare a run with ``--freeze-core`` on a sample that takes a few seconds."""
     options = {name: getattr(config.training, name) for name in KEPT_OPTIONS}
@@ -285,7 +290,7 @@ def prepare_head(
         if samples and len(rows) > limit:
             strata = task.strata(task.labels(rows["label"]))
             rows = rows.filter(sample_rows(strata, rows=limit, seed=config.data.split_seed))
-        examples = encode_rows(rows, "train", text_model, config=config)
+        examples = encode_rows(rows, "train", text_model, config=config, known=known)
         work = parameters * float(examples.lengths.mean())
         limit = max(int(MAX_WORK / work), MIN_ROWS) if device.is_reference else limit
         if not samples or len(rows) <= limit:

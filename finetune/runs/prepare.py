@@ -14,7 +14,14 @@ from finetune.config.modes import Mode
 from finetune.config.schema import OPTIONS, Config, Pooling, change_options
 from finetune.data import is_waiting
 from finetune.data.check import BALANCE, check_splits, suggest_changes, suggest_model
-from finetune.data.dataset import LoadedData, Splits, make_dataset, split_fold, texts_of
+from finetune.data.dataset import (
+    KnownTokens,
+    LoadedData,
+    Splits,
+    make_dataset,
+    split_fold,
+    texts_of,
+)
 from finetune.data.load import load_splits, with_few_label_texts
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
@@ -212,7 +219,7 @@ def _load(
         examples = {
             name: replace(examples[name], weights=task.example_weights(examples[name].labels))
             if name in examples
-            else encode_rows(rows, name, text_model, config=config)
+            else encode_rows(rows, name, text_model, config=config, known=data.tokens)
             for name, rows in tables.items()
         }
     return RunInputs(config, device, data, examples, text_model, method, sources)
@@ -240,11 +247,18 @@ def _check_user_metrics(task: Task, splits: Splits) -> None:
 
 
 def encode_rows(
-    rows: pyarrow.Table, split: str, text_model: TextModel, *, config: Config
+    rows: pyarrow.Table,
+    split: str,
+    text_model: TextModel,
+    *,
+    config: Config,
+    known: KnownTokens | None = None,
 ) -> Examples:
-    """Encode the texts of a split, with a warning if some are truncated."""
+    """Encode the texts of a split unless they are known, with a warning if some are truncated."""
     texts, task, options = texts_of(rows), text_model.task, config.model
-    encoded = text_model.encode(*texts, max_length=options.max_length, stride=options.window_stride)
+    longest, stride = min(options.max_length, text_model.max_tokens), options.window_stride
+    encoded = known and known.find(texts, replace(options, max_length=longest))
+    encoded = encoded or text_model.encode(*texts, max_length=longest, stride=stride)
     labels = task.labels(rows["label"])
     inputs = text_model.inputs(encoded)
     examples = Examples(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -83,6 +83,13 @@ class EncodedTexts:
     def count(self, token_id: int | None) -> int:
         """Return how often a token ID occurs."""
         return int(np.count_nonzero(self.columns["input_ids"] == token_id))
+
+    def take(self, texts: NDArray[np.int64]) -> "EncodedTexts":
+        """Return some texts, in this order, none of which is truncated or has windows."""
+        tokens = Windows(self.lengths).of(texts)
+        columns = {name: column[tokens] for name, column in self.columns.items()}
+        offsets = np.cumsum(np.concatenate([[0], self.lengths[texts]]))
+        return replace(self, columns=columns, offsets=offsets)
 
 
 def encode_texts(

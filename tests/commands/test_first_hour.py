@@ -13,6 +13,7 @@ from tiny_runs import Command, copy_run
 
 from finetune.data.read import read_source
 from finetune.files import read_json, read_jsonl, write_json
+from finetune.tokenization.encode import encode_texts
 
 
 @pytest.fixture(autouse=True)
@@ -64,19 +65,22 @@ def test_what_is_guessed_of_a_table_is_shown(command: Command, mails: Path) -> N
 
 
 @pytest.mark.parametrize("typed", ["run", "run --dry-run", "sweep space.yaml", "data check"])
-def test_a_table_is_read_once_and_its_problems_are_reported_once(
+def test_a_table_is_read_and_tokenized_once_and_its_problems_are_reported_once(
     typed: str, command: Command, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [f"the river {number},{'ab'[number % 2]}" for number in range(60)]
     Path("mails.csv").write_text("\n".join(["body,verdict", "no label,", *lines]))
     Path("space.yaml").write_text("learning_rate: [0.001]")
-    read = Mock(side_effect=read_source)
+    read, tokenized = Mock(side_effect=read_source), Mock(side_effect=encode_texts)
     monkeypatch.setattr("finetune.data.read.read_source", read)
+    monkeypatch.setattr("finetune.model.load.encode_texts", tokenized)
     name = ("--data", "mails.csv") if "sweep" in typed else ("mails.csv",)
     training = () if "check" in typed else ("--device", "cpu", "--max-steps", "1")
     outcome = command(*typed.split(), *name, "--model", tiny_folder, *training)
     assert outcome.code == 0, outcome.errors
     read.assert_called_once()
+    texts = [text for call in tokenized.mock_calls for text in call.args[1].to_pylist()]
+    assert not {*texts} & {line.split(",")[0] for line in lines}
     errors = outcome.errors
     assert errors.count("reading mails.csv: encoding utf-8, delimiter comma") == 1
     assert errors.count("guessed: --text-column 'body' (its name says so)") == 1

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ import pyarrow
 import pytest
 from data_files import load, write
 from pyarrow import parquet
+from tiny_models import tiny_tokenizer
 
-from finetune.config.schema import DataConfig
+from finetune.config.schema import DataConfig, ModelConfig
 from finetune.data.columns import OtherData
+from finetune.data.dataset import KnownTokens, TextColumns
 from finetune.data.load import load_rows, load_splits, with_few_label_texts
 from finetune.data.stream import read_lines, read_texts
 from finetune.errors import DataError, DataNotFoundError, DataUnreadableError, UsageError
 from finetune.events import Event, sent_to
 from finetune.tasks.single import Single
+from finetune.tokenization.encode import encode_texts
 
 
 def test_a_file_is_read_with_those_beside_it(tmp_path: Path) -> None:
@@ -245,3 +249,22 @@ def test_a_line_in_another_encoding_is_named() -> None:
     assert next(pieces).texts == ["one", "two"]
     with pytest.raises(DataUnreadableError, match="line 4 of x"):
         next(pieces)
+
+
+def test_known_tokens_are_reused_for_whole_texts_of_the_same_model() -> None:
+    tokenizer, texts = tiny_tokenizer(), pyarrow.chunked_array([["the city", "the", "a river"]])
+    known = KnownTokens("tiny", texts, encode_texts(tokenizer, texts, max_length=99))
+    longest = int(known.encoded.lengths.max())
+    options = ModelConfig("tiny", max_length=longest)
+    found = known.find(TextColumns(texts.take([2, 1, 0])), options)
+    assert found is not None
+    assert found.lengths.tolist() == known.encoded.lengths[::-1].tolist()
+    unlike: list[tuple[TextColumns, dict[str, Any]]] = [
+        (TextColumns(pyarrow.chunked_array([["the", "new"]])), {}),
+        (TextColumns(texts, texts), {}),
+        (TextColumns(texts), {"model": "minilm"}),
+        (TextColumns(texts), {"revision": "main"}),
+        (TextColumns(texts), {"long_texts": "windows"}),
+        (TextColumns(texts), {"max_length": longest - 1}),
+    ]
+    assert not any(known.find(other, replace(options, **changed)) for other, changed in unlike)

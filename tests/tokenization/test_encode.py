@@ -57,6 +57,16 @@ def test_pairs_are_truncated_and_typed_as_transformers_does(
         assert encoded.truncated_texts == sum(len(ids) > max_length for ids in whole)
 
 
+def test_some_of_encoded_texts_are_the_same_as_these_texts_encoded() -> None:
+    tokenizer = tokenizer_with_types()
+    for pairs in (None, TEXTS[::-1]):
+        taken = encode_texts(tokenizer, TEXTS, pairs, max_length=99).take(np.array([4, 0, 4, 1]))
+        some = [[texts[place] for place in (4, 0, 4, 1)] for texts in (TEXTS, pairs or TEXTS)]
+        expected = encode_texts(tokenizer, some[0], pairs and some[1], max_length=99)
+        for column in ("input_ids", "token_type_ids"):
+            assert tokens_of(taken, column) == tokens_of(expected, column)
+
+
 WORDS = COMMON_WORDS.split()
 LONG_TEXTS = [" ".join(WORDS[:count]) for count in (5, 41, 1, 30, 8)] + [""]
 
