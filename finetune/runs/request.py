@@ -241,7 +241,7 @@ def find_changes(saved: Config, now: Config, names: Collection[str]) -> str:
     """Describe the options that differ and can't change when a run resumes."""
     values = {name: (OPTIONS[name].value_in(now), OPTIONS[name].value_in(saved)) for name in names}
     return "; ".join(
-        f"{name} is {value}, but was {before}"
+        f"{name} is {value}, but was {'not set' if before is None else before}"
         for name, (value, before) in values.items()
         if not OPTIONS[name].resumable and not _is_same(value, before)
     )

@@ -19,8 +19,8 @@ from finetune.runs.folder import open_run_folder
 def test_a_file_called_like_a_split_is_other_data(
     name: str, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
-    texts = load_split(open_run_folder(finished_run), "train").select(range(3))
-    lines = [json.dumps({"text": row["text"], "label": "ABBR"}) for row in texts]
+    texts = load_split(open_run_folder(finished_run), "train")["text"].to_pylist()[:3]
+    lines = [json.dumps({"text": text, "label": "ABBR"}) for text in texts]
     (tmp_path / name).mkdir()
     (tmp_path / name / "rows.jsonl").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)

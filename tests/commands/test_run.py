@@ -137,7 +137,7 @@ def test_a_run_prints_the_findings_of_data_check_on_a_line_each(
         [line for line in outcome.errors.splitlines() if line.startswith("warning: ")]
         for outcome in (planned, trained)
     )
-    assert any("'invocie' (1 rows) may be a misspelling of 'invoice'" in line for line in found)
+    assert any("'invocie' (1 row) may be a misspelling of 'invoice'" in line for line in found)
     # The option that it proposes is set.
     assert printed == [line for line in found if "--class-weights balanced" not in line] != found
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 from collections.abc import Mapping
+from csv import DictReader
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,7 @@ def write_workbook(path: Path, files: Mapping[str, str]) -> Path:
 
 def write_json(path: Path, files: Mapping[str, str]) -> Path:
     tables = {
-        Path(name).stem: [line.split(",") for line in content.splitlines()]
-        for name, content in files.items()
+        Path(name).stem: [*DictReader(content.splitlines())] for name, content in files.items()
     }
     path.with_suffix(".json").write_text(json.dumps(tables))
     return path.with_suffix(".json")

@@ -15,7 +15,7 @@ from transformers import pipeline
 import finetune
 from finetune.commands.models import read_encoders
 from finetune.config.schema import change_options
-from finetune.errors import InterruptionError, UsageError
+from finetune.errors import InterruptionError
 from finetune.events import Event, Info, Stage, Step, WarningMessage, sent_to
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
@@ -303,8 +303,3 @@ def test_options_that_the_training_method_does_not_read_are_reported(
         prepare_tiny(tiny_folder, **flags)
     messages = [event.message for event in events if isinstance(event, WarningMessage)]
     assert sorted(message for message in messages if "no effect" in message) == unread
-
-
-def test_a_finished_run_without_epochs_is_not_trained_for_more(few_run: FewRun) -> None:
-    with pytest.raises(UsageError, match="did not train in epochs"):
-        finetune.run(resume_from_checkpoint=few_run[0], num_train_epochs=5)
