@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from finetune.audit.duplicates import Pairs, find_near_duplicates
 from finetune.config.schema import Config, TrainingConfig
 from finetune.data.corrections import KEEP, decision_key, read_decisions
-from finetune.data.dataset import SPLITS, LoadedData, make_dataset, sample_rows, texts_of
+from finetune.data.dataset import (
+    SPLITS,
+    KnownTokens,
+    LoadedData,
+    make_dataset,
+    sample_rows,
+    texts_of,
+)
 from finetune.data.load import load_data, load_splits
 from finetune.data.stream import read_texts
 from finetune.errors import DataError
@@ -75,6 +82,7 @@ class _Table:
     total: int
     places: Mapping[str, Callable[[int], str]]
     has_labels: bool = True
+    tokens: KnownTokens | None = None
 
     @cached_property
     def texts(self) -> pyarrow.Array:
@@ -101,17 +109,23 @@ class _Table:
 
 
 def audit(
-    config: Config, *, folds: int = 5, is_run: bool = False, out_of_fold: Path | None = None
+    config: Config,
+    *,
+    folds: int = 5,
+    is_run: bool = False,
+    out_of_fold: Path | None = None,
+    read: LoadedData | None = None,
 ) -> Audit:
     """Audit all rows of the data with linear heads on the frozen encoder.
 
     If the options are from a run, the rows are in its splits. ``out_of_fold`` is the folder of a
-    cross-validation whose predictions are used as well.
+    cross-validation whose predictions are used as well, ``read`` the data if they were read to
+    guess options.
     """
     with stage("data"):
-        table = _load_table(config, is_run=is_run)
+        table = _load_table(config, is_run=is_run, read=read)
     with stage("features"):
-        features = _read_features(config, table.rows, table.task)
+        features = _read_features(config, table)
     with stage("duplicates"):
         pairs = find_near_duplicates(table.texts, features.features)
     duplicates = _describe_pairs(table, pairs)
@@ -147,11 +161,11 @@ def audit(
     return result
 
 
-def _load_table(config: Config, *, is_run: bool) -> _Table:
+def _load_table(config: Config, *, is_run: bool, read: LoadedData | None) -> _Table:
     """Load all rows, or a sample. Rows of a table without labels get zeros."""
     path = Path(config.data.data).expanduser()
     try:
-        loaded, has_labels = (load_splits if is_run else load_data)(config.data), True
+        loaded, has_labels = (load_splits if is_run else load_data)(config.data, read=read), True
     except DataError as error:
         if config.data.label_column is not None or not path.is_file():
             raise
@@ -172,12 +186,13 @@ def _load_table(config: Config, *, is_run: bool) -> _Table:
         rows, labels = rows.filter(kept), labels[kept]
         splits = splits[kept]
     task = loaded.task.with_loss(labels, TrainingConfig())
-    return _Table(rows, task, splits, total, loaded.places, has_labels)
+    return _Table(rows, task, splits, total, loaded.places, has_labels, loaded.tokens)
 
 
-def _read_features(config: Config, rows: pyarrow.Table, task: Task) -> LabeledFeatures:
+def _read_features(config: Config, table: _Table) -> LabeledFeatures:
     config = replace(config, training=replace(config.training, class_weights="none"))
-    return read_frozen_features(prepare_head(config, rows, task, samples=False))
+    inputs = prepare_head(config, table.rows, table.task, samples=False, known=table.tokens)
+    return read_frozen_features(inputs)
 
 
 def _mix_with_folds(logits: Logits, table: _Table, path: Path) -> NDArray[np.float32]:

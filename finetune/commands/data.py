@@ -94,9 +94,10 @@ def audit_data(
     elif file is not None:
         is_run = flags.find_run(Path(file)) is not None
     loaded = flags.load(file=file, **options)
+    guessed = GuessedConfig(loaded.config, loaded.sources)
     with suppress(DataError):  # a table without labels, which can be audited for duplicates
-        loaded = guess_options(loaded)
-    config = loaded.config
+        guessed = guess_options(loaded)
+    config = guessed.config
     path = Path(output_dir or AUDITS_FOLDER / source_name(config.data.data))
     if _has_decisions(path / SUSPECTS):
         if output_dir:
@@ -107,7 +108,7 @@ def audit_data(
         path = next_free_folder(AUDITS_FOLDER, path.name)
     folder = OwnFolder(path, "audit")
     folder.check()
-    result = audit(config, folds=folds, is_run=is_run, out_of_fold=out_of_fold)
+    result = audit(config, folds=folds, is_run=is_run, out_of_fold=out_of_fold, read=guessed.read)
     folder.write_all(audit_files(result))
     return replace(result, folder=str(folder.path))
 

@@ -64,7 +64,9 @@ def test_what_is_guessed_of_a_table_is_shown(command: Command, mails: Path) -> N
     assert "guessed: --text-column 'body' (its name says so)" in outcome.errors
 
 
-@pytest.mark.parametrize("typed", ["run", "run --dry-run", "sweep space.yaml", "data check"])
+@pytest.mark.parametrize(
+    "typed", ["run", "run --dry-run", "sweep space.yaml", "data check", "data audit"]
+)
 def test_a_table_is_read_and_tokenized_once_and_its_problems_are_reported_once(
     typed: str, command: Command, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,7 +77,7 @@ def test_a_table_is_read_and_tokenized_once_and_its_problems_are_reported_once(
     monkeypatch.setattr("finetune.data.read.read_source", read)
     monkeypatch.setattr("finetune.model.load.encode_texts", tokenized)
     name = ("--data", "mails.csv") if "sweep" in typed else ("mails.csv",)
-    training = () if "check" in typed else ("--device", "cpu", "--max-steps", "1")
+    training = () if "data" in typed else ("--device", "cpu", "--max-steps", "1")
     outcome = command(*typed.split(), *name, "--model", tiny_folder, *training)
     assert outcome.code == 0, outcome.errors
     read.assert_called_once()
