@@ -19,6 +19,7 @@ from finetune.data.dataset import (
     LoadedData,
     Splits,
     make_dataset,
+    return_freed_memory,
     split_fold,
     texts_of,
 )
@@ -102,6 +103,7 @@ def prepare(
     with stage("data"):
         data = load_splits(config.data, folds=folds, read=read)
         findings = suggest_changes(check_splits(data.splits, data.task), lengths=None)
+        return_freed_memory()
     for finding in findings:
         if not (finding.remedy == BALANCE and config.training.class_weights == "balanced"):
             emit(finding)
@@ -222,6 +224,7 @@ def _load(
             else encode_rows(rows, name, text_model, config=config, known=data.tokens)
             for name, rows in tables.items()
         }
+    return_freed_memory()
     return RunInputs(config, device, data, examples, text_model, method, sources)
 
 
