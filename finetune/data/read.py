@@ -121,10 +121,12 @@ def join_tables(tables: Sequence[RawTable]) -> RawTable:
         name for name in tables[0].columns.column_names if all(name in columns for columns in names)
     ]
     starts = np.cumsum([1, *(len(table.columns) for table in tables)])
+    places = [(table.place, table.numbers) for table in tables]
 
     def place(row: int) -> str:
         number = int(np.searchsorted(starts, row, side="right")) - 1
-        return tables[number].place(int(tables[number].numbers[row - starts[number]]))
+        place_of_table, numbers = places[number]
+        return place_of_table(int(numbers[row - starts[number]]))
 
     columns = pyarrow.concat_tables(table.columns.select(shared) for table in tables)
     return replace(tables[0], columns=columns, place=place, numbers=1 + np.arange(len(columns)))
@@ -151,10 +153,11 @@ def read_file(path: Path, options: DataConfig) -> RawTable:
     if source.layout and delimited.ends_with_total(table):  # people write totals, programs don't
         emit(Info(f"the last row of {path} is a total and is left out"))
         table, numbers = table.slice(0, len(table) - 1), numbers[:-1]
+    unit = source.unit  # the places of rows are kept longer than the source
     return RawTable(
         path,
         table,
-        lambda number: f"{source.unit} {number} of {path}",
+        lambda number: f"{unit} {number} of {path}",
         numbers,
         source.class_names,
         left_out,

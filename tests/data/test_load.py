@@ -1,5 +1,6 @@
 """From the name of data to its splits: other files, corrected labels, and texts without labels."""
 
+import gc
 import gzip
 import hashlib
 import io
@@ -268,3 +269,20 @@ def test_known_tokens_are_reused_for_whole_texts_of_the_same_model() -> None:
         (TextColumns(texts), {"max_length": longest - 1}),
     ]
     assert not any(known.find(other, replace(options, **changed)) for other, changed in unlike)
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows"])
+def test_only_the_columns_that_are_used_stay_in_memory(tmp_path: Path, name: str) -> None:
+    lines = [
+        f"{number} {'long ' * 20},{'ab'[number % 2]},{'other ' * 40}" for number in range(2000)
+    ]
+    parts = [lines] if name.endswith(".csv") else [lines[:1000], lines[1000:]]
+    for number, part in enumerate(parts):
+        file = tmp_path / name if len(parts) == 1 else tmp_path / name / f"train-{number}.csv"
+        write(file, "\n".join(["text,label,note", *part]))
+    before = pyarrow.total_allocated_bytes()
+    columns = {"text_column": "text", "label_column": "label"}
+    loaded = load_splits(DataConfig(str(tmp_path / name), **columns))
+    gc.collect()
+    kept_bytes = pyarrow.total_allocated_bytes() - before
+    assert kept_bytes < 1.5 * sum(table.nbytes for table in loaded.splits.values())
