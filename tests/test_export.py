@@ -30,7 +30,7 @@ def load(folder: Path | str, pooling: Pooling = "auto") -> TextModel:
     ("architecture", "pooling"),
     [
         ("minilm", "mean"),
-        ("bert", "auto"),  # the other architectures have its layers
+        ("distilbert", "auto"),
         ("deberta-v2", "auto"),
         ("modernbert", "auto"),
         ("eurobert", "auto"),

@@ -175,7 +175,7 @@ def test_a_child_uses_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_child_does_not_outlive_its_parent(number: signal.Signals) -> None:
     path = os.pathsep.join([str(Path(odd_worker.__file__).parent), os.getcwd()])
     with subprocess.Popen(

@@ -61,13 +61,12 @@ def wait_for(visit: "Visit", progress: str) -> None:
     visit.page.locator("body:not([data-busy])").wait_for()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
 def test_texts_are_labeled_by_keyboard(
-    width: int, scheme: str, browser: "Browser", tmp_path: Path, tiny_folder: Path
+    browser: "Browser", tmp_path: Path, tiny_folder: Path
 ) -> None:
     journal = journal_of(tmp_path, TEXTS)
     with serving(journal) as address:
-        visit = browser.visit(address, width=width, scheme=scheme)
+        visit = browser.visit(address, width=400, scheme="dark")
         shown = visit.page.locator("#text .text")
 
         def press(key: str, *, labeled: int) -> None:

@@ -37,7 +37,7 @@ def test_new_folder_is_deleted_with_its_parents_when_nothing_came_of_it(
     assert content_of(tmp_path) == []
 
 
-@pytest.mark.parametrize("runs", [8, pytest.param(1_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [8, pytest.param(200, marks=pytest.mark.slow)])
 def test_folders_created_at_once_differ(
     tmp_path: Path, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
