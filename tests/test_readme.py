@@ -97,6 +97,7 @@ def test_commands_of_the_readme_run(prepared_folder: Path, command: Command) -> 
             arguments += ["--model", str(prepared_folder / "model")]
         elif arguments[0] == "find-batch":
             arguments += ["--model", str(prepared_folder / "model"), "--limit", "1"]
+            arguments += ["--max-length", "16"]
         outcome = command(*arguments)
         assert outcome.code == 0, (line, outcome.errors)
 
