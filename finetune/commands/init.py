@@ -40,9 +40,11 @@ Examples:
 def describe_table(options: DataConfig, *, model: str | None) -> dict[str, Any]:
     """Return facts about a table, the guessed options, and the baseline estimate for a run."""
     from finetune.data.dataset import split_table, texts_of
+    from finetune.data.load import warn_of_odd_names
     from finetune.data.tables import read_tables
 
     table = read_tables({"train": [Path(options.data).expanduser()]}, options)
+    warn_of_odd_names(table.task)
     guesses = guess(table, model=model)
     rows, task = table.splits["train"], table.task
     texts, labels = texts_of(rows).joined, task.labels(rows["label"])

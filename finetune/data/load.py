@@ -178,9 +178,14 @@ def load_data(options: DataConfig, *, read: LoadedData | None = None) -> LoadedD
     if paths:
         loaded = correct_labels(loaded, options)
         loaded = replace(loaded, sources=[*loaded.sources, *map(_source_of, paths)])
-    for finding, remedy in find_odd_names(loaded.task.class_names):
-        emit(WarningMessage(finding, remedy=remedy))
+    warn_of_odd_names(loaded.task)
     return loaded
+
+
+def warn_of_odd_names(task: Task) -> None:
+    """Warn about class names that usually mean a missing label."""
+    for finding, remedy in find_odd_names(task.class_names):
+        emit(WarningMessage(finding, remedy=remedy))
 
 
 def load_splits(

@@ -79,3 +79,10 @@ def test_the_baseline_reads_texts_to_the_length_that_is_proposed(
     assert command("init", "long.csv", "--model", tiny_folder).code == 0
     proposed = load_config(file="long.yaml").config.model.max_length
     assert configs[0].model.max_length == proposed > 128
+
+
+def test_labels_that_may_be_missing_are_pointed_out(command: Command, tmp_path: Path) -> None:
+    rows = [f"film {number},{('good', 'bad', 'n/a')[number % 3]}" for number in range(30)]
+    (tmp_path / "films.csv").write_text("\n".join(["text,label", *rows]))
+    outcome = command("init", tmp_path / "films.csv", "--output", tmp_path / "films.yaml")
+    assert "usually mean a missing label: 'n/a'" in outcome.errors
