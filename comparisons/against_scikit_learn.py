@@ -148,6 +148,11 @@ def rows_of(features: NDArray[np.float32], labels: NDArray[Any], task: Task) -> 
     return LabeledFeatures(features, labels, weights, task.losses, outputs, task.strata(labels))
 
 
+def accuracy_of(classes: NDArray[np.int64], scores: NDArray[np.float32]) -> str:
+    """Return the accuracy of scores, [rows, classes], as text."""
+    return f"{100 * (scores.argmax(axis=1) == classes).mean():.2f}%"
+
+
 def compare_heads(classes: NDArray[np.int64]) -> None:
     """Compare heads, fitted with the same penalty; the measure is the accuracy on other rows."""
     centers = RANDOM.normal(size=(CLASSES, HIDDEN))
@@ -156,8 +161,7 @@ def compare_heads(classes: NDArray[np.int64]) -> None:
     scale = np.sqrt(np.square(features - center).sum(axis=1).mean())
     scaled, new_scaled = (features - center) / scale, (new - center) / scale
 
-    def accuracy(scores: NDArray[np.float32]) -> str:
-        return f"{100 * (scores.argmax(axis=1) == classes).mean():.2f}%"
+    accuracy = partial(accuracy_of, classes)
 
     def fit(labels: NDArray[Any], task: Task) -> NDArray[np.float32]:
         rows = rows_of(features, labels, task)
@@ -204,8 +208,7 @@ def compare_spreading(
     together = normalize(np.concatenate([rows.features, texts]))
     labels = np.concatenate([rows.labels, np.full(len(texts), -1)])
 
-    def accuracy(scores: NDArray[np.float32]) -> str:
-        return f"{100 * (scores.argmax(axis=1) == classes).mean():.2f}%"
+    accuracy = partial(accuracy_of, classes)
 
     def spread(kernel: Any) -> NDArray[Any]:
         spreading = LabelSpreading(kernel, n_neighbors=NEIGHBORS, alpha=FROM_NEIGHBORS)

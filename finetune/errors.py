@@ -7,6 +7,7 @@ import signal
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 MAX_NAMES = 8
 
@@ -124,23 +125,35 @@ def packages_of(error: BaseException) -> list[str]:
     return [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames]
 
 
-# Classes of an exception or their bases, packages of which one is in its traceback (if any are
-# listed), a pattern in its code and message, and the error that it becomes, with its remedy.
-Row = tuple[str, str, str, type[FinetuneError], str, str]
+class Row(NamedTuple):
+    """An exception, and the error that it becomes.
+
+    The exception has one of the ``classes`` or a subclass. One of the ``packages``, if there are
+    any, is in its traceback. ``pattern`` is in its code, class and message.
+    """
+
+    classes: str
+    packages: str
+    pattern: str
+    error: type[FinetuneError]
+    message: str
+    remedy: str
+
+
 _OF_FILES: tuple[Row, ...] = (
-    ("OSError", "", "^(ENOENT|ENOTDIR|EISDIR|ELOOP|ENAMETOOLONG|EEXIST) ", UsageError,
-     "{place}: {strerror}", "check the path, or choose another one"),
-    ("OSError", "", "^(EACCES|EPERM) ", UsageError,
-     "{place}: {strerror}", "change its permissions, or choose another path"),
-    ("OSError", "", "^(ENOSPC|EDQUOT|EFBIG|EROFS|EIO) ", FinetuneError,
-     "{place}: {strerror}", "free disk space, or choose a path on another disk"),
+    Row("OSError", "", "^(ENOENT|ENOTDIR|EISDIR|ELOOP|ENAMETOOLONG|EEXIST) ", UsageError,
+        "{place}: {strerror}", "check the path, or choose another one"),
+    Row("OSError", "", "^(EACCES|EPERM) ", UsageError,
+        "{place}: {strerror}", "change its permissions, or choose another path"),
+    Row("OSError", "", "^(ENOSPC|EDQUOT|EFBIG|EROFS|EIO) ", FinetuneError,
+        "{place}: {strerror}", "free disk space, or choose a path on another disk"),
 )  # fmt: skip
 _OF_SYSTEM: tuple[Row, ...] = (
     *_OF_FILES,
-    ("ImportError", "", "", FinetuneError,
-     "a package can't be imported: {reason}", "install finetune-mps and its packages again"),
-    ("RuntimeError", "", "home directory|Symlink loop", UsageError,  # of pathlib
-     "{reason}", "check the path, and write it without ~"),
+    Row("ImportError", "", "", FinetuneError,
+        "a package can't be imported: {reason}", "install finetune-mps and its packages again"),
+    Row("RuntimeError", "", "home directory|Symlink loop", UsageError,  # of pathlib
+        "{reason}", "check the path, and write it without ~"),
 )  # fmt: skip
 _CACHE_FAILS = (
     "set HF_HOME to a folder that you can write to, with enough free space; or set HF_HUB_OFFLINE=1"
@@ -162,21 +175,24 @@ _NO_MODEL = (
 def _of_hub(not_found: type[FinetuneError]) -> tuple[Row, ...]:
     return (
         # The Hub also says that about gated and private repositories.
-        ("HFValidationError RepositoryNotFoundError", "", "", not_found,
-         "there is no folder {name}, and no {work} with this name on the Hub",
-         "check the spelling; if {page} is gated or private, accept its terms there, and set "
-         "HF_TOKEN to your token"),
-        ("RevisionNotFoundError", "", "", not_found,
-         "the {work} {name!r} has no such revision", "choose a revision from {page}/tree/main"),
-        *((*row[:2], row[2] + ".*{cache}", *row[3:5], _CACHE_FAILS) for row in _OF_FILES),
+        Row("HFValidationError RepositoryNotFoundError", "", "", not_found,
+            "there is no folder {name}, and no {work} with this name on the Hub",
+            "check the spelling; if {page} is gated or private, accept its terms there, and set "
+            "HF_TOKEN to your token"),
+        Row("RevisionNotFoundError", "", "", not_found,
+            "the {work} {name!r} has no such revision", "choose a revision from {page}/tree/main"),
+        *(
+            row._replace(pattern=row.pattern + ".*{cache}", remedy=_CACHE_FAILS)
+            for row in _OF_FILES
+        ),
         *_OF_SYSTEM,
         # 409: the token can't even see the repository that it tries to create.
-        ("HTTPError OSError", "", "^(401|403|409) |^ LocalTokenNotFoundError", not_found,
-         "your token gives no access to the {work} {name!r}: {reason}",
-         "make a token with access at {endpoint}/settings/tokens, then run `hf auth login` or set "
-         "HF_TOKEN; or choose an OWNER that you belong to"),
-        ("HTTPError OSError", "", "", *_UNREACHABLE),
-        ("RuntimeError ValueError", "huggingface_hub hf_xet", "", *_UNREACHABLE),
+        Row("HTTPError OSError", "", "^(401|403|409) |^ LocalTokenNotFoundError", not_found,
+            "your token gives no access to the {work} {name!r}: {reason}",
+            "make a token with access at {endpoint}/settings/tokens, then run `hf auth login` or "
+            "set HF_TOKEN; or choose an OWNER that you belong to"),
+        Row("HTTPError OSError", "", "", *_UNREACHABLE),
+        Row("RuntimeError ValueError", "huggingface_hub hf_xet", "", *_UNREACHABLE),
     )  # fmt: skip
 
 
@@ -187,28 +203,29 @@ EXPLANATIONS: dict[str, tuple[Row, ...]] = {
     "dataset": _of_hub(DataNotFoundError),
     # Files from anywhere make libraries raise errors of any kind.
     "model files": (
-        ("ValueError", "", "", *_NO_MODEL),
+        Row("ValueError", "", "", *_NO_MODEL),
         *_OF_FILES,
-        ("OSError", "", "", *_NO_MODEL),
-        ("Exception", "transformers tokenizers torch safetensors huggingface_hub", "", *_NO_MODEL),
+        Row("OSError", "", "", *_NO_MODEL),
+        Row("Exception", "transformers tokenizers torch safetensors huggingface_hub", "",
+            *_NO_MODEL),
     ),
     # zipfile raises RuntimeError for passwords, NotImplementedError for unknown compression, and
     # ValueError for damaged offsets and names. zlib has a class called error.
     "archive": (
-        ("BadZipFile OSError EOFError error LZMAError RuntimeError ValueError", "", "",
-         DataUnreadableError, "{path} can't be unpacked: {reason}",
-         "copy or download it again, or unpack it and pass a table"),
+        Row("BadZipFile OSError EOFError error LZMAError RuntimeError ValueError", "", "",
+            DataUnreadableError, "{path} can't be unpacked: {reason}",
+            "copy or download it again, or unpack it and pass a table"),
     ),
     "joining processes": (
-        ("RuntimeError ValueError", "", "", ProcessLostError,
-         "process {rank} of {world_size} can't join the others: {reason}",
-         "see the errors of the others; check that each host can reach MASTER_ADDR"),
+        Row("RuntimeError ValueError", "", "", ProcessLostError,
+            "process {rank} of {world_size} can't join the others: {reason}",
+            "see the errors of the others; check that each host can reach MASTER_ADDR"),
     ),
     "joined processes": (
-        ("RuntimeError", "", "", ProcessLostError,
-         "another process of the run ended or no longer answers ({reason})",
-         "see the error of that process, then continue from the last checkpoint with "
-         "--resume-from-checkpoint auto"),
+        Row("RuntimeError", "", "", ProcessLostError,
+            "another process of the run ended or no longer answers ({reason})",
+            "see the error of that process, then continue from the last checkpoint with "
+            "--resume-from-checkpoint auto"),
     ),
 }  # fmt: skip
 
@@ -248,12 +265,12 @@ def explain(error: BaseException, work: str = "", **words: object) -> FinetuneEr
         classes.add("OSError")
         words |= {"place": place, "strerror": cause.strerror}
     words |= {"work": work, "reason": reason_of(error)}
-    for bases, raised_in, pattern, kind, message, remedy in EXPLANATIONS[work]:
-        is_from = not raised_in or packages & {*raised_in.split()}
-        pattern = pattern.format(cache=re.escape(str(words.get("cache"))))
+    for row in EXPLANATIONS[work]:
+        is_from = not row.packages or packages & {*row.packages.split()}
+        pattern = row.pattern.format(cache=re.escape(str(words.get("cache"))))
         has_text = re.search(pattern, f"{code} {type(error).__name__}: {error}")
-        if has_text and is_from and classes & {*bases.split()}:
-            return kind(message.format(**words), remedy=remedy.format(**words))
+        if has_text and is_from and classes & {*row.classes.split()}:
+            return row.error(row.message.format(**words), remedy=row.remedy.format(**words))
     return None
 
 

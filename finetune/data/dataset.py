@@ -52,8 +52,8 @@ class LoadedData:
     texts without a label, in the same columns as a split. ``names`` has a row for each class, with
     its name or description as the text. ``drawn`` has the numbers of the rows that ``finetune
     label`` drew at random, or None for other tables. Its other rows were chosen because they are
-    hard. ``events`` were held back while options were guessed from the data, and
-    ``tokens`` counted.
+    hard. If options were guessed from the data, ``events`` has the events that were held back, and
+    ``tokens`` the token ids.
     """
 
     splits: Splits
@@ -107,7 +107,10 @@ class KnownTokens(NamedTuple):
     encoded: EncodedTexts
 
     def find(self, texts: TextColumns, options: ModelConfig) -> EncodedTexts | None:
-        """Return the token ids of texts; None if a text is another, or too long for a model."""
+        """Return the token ids of texts.
+
+        Return None if the ids of a text are not known, or if a text exceeds the maximum length.
+        """
         if (self.model, None, None) != (options.model, options.revision, options.window_stride):
             return None
         places = pc.index_in(texts.texts, value_set=self.texts)

@@ -512,8 +512,8 @@ class Format:
 
     Args:
         suffixes: Of the files that are found in folders, in archives and on the Hub.
-        read: Returns the table, if the last argument is true without large columns of vectors and
-            bytes.
+        read: Returns the table. If the last argument is true, large columns of vectors and bytes
+            are left out.
         recognizes: Whether a file has the format, from its content and from its first bytes,
             without spaces. All other files have the first of ``FORMATS``.
         is_binary: Text is compared with files that are not tables, such as web pages.

@@ -114,19 +114,17 @@ def guess_options(loaded: LoadedConfig) -> GuessedConfig:
     for name, value in changed.items():
         emit(Info(f"guessed: {flag_of(name)} {table.chosen.get(name, value)}"))
     others = [event for event in events if not isinstance(event, Guess)]
-    read, config = (
-        replace(table, events=others, tokens=tokens),
-        change_options(loaded.config, changed),
-    )
+    read = replace(table, events=others, tokens=tokens)
+    config = change_options(loaded.config, changed)
     return GuessedConfig(config, loaded.sources, tuple(changed), read)
 
 
 def measure_tokens(
     splits: "Splits", options: ModelConfig
 ) -> "tuple[Lengths, dict[str, EncodedTexts]] | None":
-    """Describe the lengths of texts in tokens, and return these, not truncated.
+    """Return a description of the lengths of texts, and the token ids of the whole texts.
 
-    None, with a warning, without a tokenizer.
+    Return None and warn if there is no tokenizer.
     """
     from finetune.data.check import Lengths, describe_lengths, suggest_max_length, suggest_model
     from finetune.data.dataset import texts_of
