@@ -72,7 +72,7 @@ def outputs(
         "compare": compare,
         "bench": lambda: example_bench().to_json(),
         "find-batch": lambda: FoundBatches((Result(trials=(Trial(1, "fits"),)),)).to_json(),
-        "data check": lambda: printed(command, "data", "check", table),
+        "data check": lambda: printed(command, "data", "check", table, "--model", "other/model"),
         "data audit": lambda: printed(command, "data", "audit", table, "--model", tiny_folder),
     }
 

@@ -45,7 +45,7 @@ def describe_table(options: DataConfig, *, model: str | None) -> dict[str, Any]:
 
     table = read_tables({"train": [Path(options.data).expanduser()]}, options)
     warn_of_odd_names(table.task)
-    guesses = guess(table, model=model)
+    guesses = guess(table, options, model=model)
     rows, task = table.splits["train"], table.task
     texts, labels = texts_of(rows).joined, task.labels(rows["label"])
     splits = split_table(table.splits, options, task=task)
@@ -69,6 +69,7 @@ def describe_table(options: DataConfig, *, model: str | None) -> dict[str, Any]:
         "label_figures": task.describe(labels),
         "examples": {name: texts[row].as_py() for name, row in task.first_rows(labels).items()},
         "guesses": guesses.values,
+        "model_reason": guesses.model_reason,
         "longer_fraction": guesses.longer_fraction,
         "expectation": expectation,
     }
@@ -88,6 +89,7 @@ def make_config(options: DataConfig, facts: Mapping[str, Any]) -> str:
     longer = f"{facts['longer_fraction']:.1%} of the texts"
     notes = {
         "data": "A relative path starts in the folder in which finetune runs.",
+        "model": facts["model_reason"] and f"Guessed: {facts['model_reason']}.",
         "long_texts": f"In this table, {longer} are longer than the model reads at once.",
         "num_train_epochs": f"For this table, the default is {defaults['num_train_epochs']:g}.",
         "class_weights": f"In this table, the smallest class has {min(counts):,} rows, the largest "
@@ -131,6 +133,7 @@ def command(
 
 
 def _show(facts: Mapping[str, Any]) -> None:
+    about_model = filter(None, (facts["model_reason"], "others: finetune models"))
     described = {
         "rows": facts["rows"],
         "columns": ", ".join(facts["columns"]),
@@ -138,7 +141,7 @@ def _show(facts: Mapping[str, Any]) -> None:
         "task": facts["task"],
         **facts["label_figures"],
         "split sizes in a run": facts["rows_of_a_run"],
-        "model": f"{facts['guesses']['model']} (others: finetune models)",
+        "model": f"{facts['guesses']['model']} ({'; '.join(about_model)})",
         "classes": len(facts["class_rows"]) or None,
     }
     show_facts(flags.without_none(described))

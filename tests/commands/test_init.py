@@ -38,6 +38,7 @@ def test_init_prints_what_it_saw(command: Command, reviews: Path) -> None:
         "label column verdict (40 rows have 2 different values)",
         "split sizes in a run train: 36, test: 4",
         "good 20 the river is long [/0]",
+        "model minilm (at most 100 rows per class on average: 20; others: finetune models)",
         "train with: finetune run reviews.yaml",
     ):
         assert line in shown
@@ -49,12 +50,15 @@ def test_init_prints_one_json_object(command: Command, reviews: Path) -> None:
     assert seen["schema_version"] == SCHEMA_VERSION
     assert seen["config"] == "mine.yaml"
     assert seen["class_rows"] == {"bad": 20, "good": 20}
-    content = yaml.safe_load(Path("mine.yaml").read_text())
-    assert content == {
+    written = Path("mine.yaml").read_text()
+    assert yaml.safe_load(written) == {
         "data": {"data": "reviews.csv", "text_column": "review", "label_column": "verdict"},
-        "model": None,
+        "model": {"model": "minilm"},
         "training": None,
     }
+    reason = "at most 100 rows per class on average: 20"
+    assert seen["model_reason"] == reason
+    assert f"Guessed: {reason}." in written.replace("\n  #", "")
 
 
 def test_what_the_user_said_of_the_file_is_configured(command: Command, tmp_path: Path) -> None:

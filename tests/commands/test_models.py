@@ -8,16 +8,19 @@ from tiny_runs import Command
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from finetune.commands.models import read_encoders
-from finetune.config.schema import Config
-from finetune.data.check import MULTILINGUAL_MODEL
-from finetune.model.source import MINILM
 from finetune.runs.guess import suggest_encoder
 
 ENCODERS = {one["name"]: one for one in read_encoders()}
 
 
-def test_the_models_that_commands_propose_are_listed() -> None:
-    assert {MINILM, Config().model.model, MULTILINGUAL_MODEL} <= ENCODERS.keys()
+LANGUAGES = ("Where is it", "Die Verspätung ist groß", "快递太慢了", "ዕቃው ዘግይቶ ደረሰ")
+
+
+@pytest.mark.parametrize(("default_for", "has_few"), [("few rows", True), ("many rows", False)])
+def test_the_models_that_commands_propose_are_listed(default_for: str, has_few: bool) -> None:
+    texts = (pyarrow.chunked_array([[text] * 20]) for text in LANGUAGES)
+    proposed = {suggest_encoder(column, has_few_rows=has_few) for column in texts}
+    assert proposed == {name for name, one in ENCODERS.items() if one["default_for"] == default_for}
 
 
 @pytest.mark.parametrize("encoder", ENCODERS.values(), ids=[*ENCODERS])
@@ -37,20 +40,8 @@ def test_encoders_are_listed_with_what_they_take(command: Command) -> None:
     assert shown.code == 0, shown.errors
     minilm = next(line for line in shown.output.splitlines() if line.startswith("minilm"))
     assert all(
-        words in minilm for words in ("English", "23", "512", "1.4", "Apache-2.0", "offline")
+        words in minilm
+        for words in ("few rows", "English", "23", "512", "1.4", "Apache-2.0", "offline")
     )
     models = json.loads(command("models", "--json").output)["models"]
     assert all(one["source"].startswith("https://huggingface.co/") for one in models)
-
-
-@pytest.mark.parametrize(
-    ("text", "model"),
-    [
-        ("Where is the café that you told me of?", "bert-base-uncased"),
-        ("Die Lieferung kam zu spät und das Gerät ist beschädigt", "bert-base-multilingual-cased"),
-        ("快递太慢了,东西也坏了,我要退货", "bert-base-chinese"),
-        ("ዕቃው ዘግይቶ ደረሰ", "xlm-roberta-base"),
-    ],
-)
-def test_the_letters_and_the_language_of_the_texts_propose_a_model(text: str, model: str) -> None:
-    assert suggest_encoder(pyarrow.chunked_array([[text] * 20])) == model

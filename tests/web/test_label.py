@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 from finetune.commands.flags import load
 from finetune.commands.label import open_session
 from finetune.config.schema import DataConfig
-from finetune.events import Event, WarningMessage, sent_to
+from finetune.events import Event, Info, WarningMessage, sent_to
 from finetune.web.journal import LabelJournal, Labels, LabelSource, read_label_source
 from finetune.web.labeling import LabelBody, LabelingSession, make_label_app
 
@@ -249,6 +249,19 @@ def test_the_proposed_command_has_the_options_of_the_session(
         status = client.post("/api/label", json={"row": row, "label": "a"}).json()
     assert status["texts"] == status["labeled"] == 3
     assert status["command"] == plain
+    session.stop()
+
+
+def test_the_guessed_model_is_printed_and_in_the_proposed_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("texts.txt").write_text("one\ntwo\nthree")
+    printed: list[Event] = []
+    with sent_to(printed.append):
+        session = open_session(load(data="texts.txt"), ["a", "b"], is_multi=False)
+    assert Info("guessed: --model minilm (there are few labels at first)") in printed
+    assert session.command().startswith("finetune run texts.labels.csv --model minilm ")
     session.stop()
 
 

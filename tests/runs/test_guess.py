@@ -1,0 +1,95 @@
+"""The model that is guessed for a table, and the line about it."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+
+from finetune.commands.flags import load
+from finetune.data.load import load_data
+from finetune.events import Event, Info, sent_to
+from finetune.runs import guess as guess_module
+from finetune.runs.guess import guess, guess_options, suggest_encoder
+
+MULTILINGUAL = "intfloat/multilingual-e5-small"
+
+
+@pytest.fixture(autouse=True)
+def no_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(guess_module, "measure_tokens", lambda *_: None)
+
+
+def write(labels: list[str], *, text: str = "Where is it") -> None:
+    lines = [f"{text} {number},{label}" for number, label in enumerate(labels)]
+    Path("table.csv").write_text("\n".join(["text,label", *lines]), encoding="utf-8")
+
+
+def guess_model(**options: Any) -> tuple[str, str]:
+    """Return the model for the table, and what is printed about it."""
+    events: list[Event] = []
+    with sent_to(events.append):
+        guessed = guess_options(load(file="table.csv", **options))
+    printed = [event.message for event in events if isinstance(event, Info)]
+    lines = [line for line in printed if "--model" in line]
+    return guessed.config.model.model, "\n".join(lines)
+
+
+def test_few_rows_get_a_sentence_encoder_and_many_rows_bert() -> None:
+    write(["good", "bad"] * 100)
+    few = "at most 100 rows per class on average: 100"
+    assert guess_model() == ("minilm", f"guessed: --model minilm ({few})")
+    write(["good", "bad"] * 150)
+    many = "more than 100 rows per class on average: 150"
+    assert guess_model() == ("bert-base-uncased", f"guessed: --model bert-base-uncased ({many})")
+
+
+def test_a_model_that_was_chosen_stays() -> None:
+    write(["good", "bad"] * 10)
+    assert guess_model(model="roberta-base") == ("roberta-base", "")
+    Path("mine.yaml").write_text("model: {max_length: 64}\ndata: {data: table.csv}\n")
+    config = guess_options(load(file="mine.yaml")).config
+    assert config.model.model == "bert-base-uncased"
+
+
+@pytest.mark.parametrize("name", ["trec", "questions"])
+def test_datasets_by_name_keep_bert(name: str) -> None:
+    assert guess_options(load(file=name)).config.model.model == "bert-base-uncased"
+
+
+@pytest.mark.parametrize(
+    ("labels", "task"),
+    [([f"{n / 7:.3f}" for n in range(60)], "regression"), (["a|b", "b", "a|c"] * 20, "multi")],
+)
+def test_tasks_without_few_shot_training_keep_bert(labels: list[str], task: str) -> None:
+    write(labels)
+    model, line = guess_model()
+    assert (model, line) == ("bert-base-uncased", f"guessed: --model {model} (the task is {task})")
+
+
+def test_unlabeled_texts_show_the_language_and_length_but_are_not_rows() -> None:
+    texts = [f"Die Lieferung kam zu spät {'für ' * 200}{number}," for number in range(900)]
+    rows = ["human,HUM", "location,LOC", "city,LOC"]  # as without labels: names of classes
+    Path("table.csv").write_text("\n".join(["text,label", *rows, *texts]), encoding="utf-8")
+    options = load(file="table.csv").config.data
+    values = guess(load_data(options), options, model=None).values
+    assert values["model"] == MULTILINGUAL
+    assert values["max_length"] > 200
+
+
+@pytest.mark.parametrize(
+    ("text", "few", "many"),
+    [
+        ("Where is the café that you told me of?", "minilm", "bert-base-uncased"),
+        ("Die Lieferung kam zu spät", MULTILINGUAL, "bert-base-multilingual-cased"),
+        ("快递太慢了,东西也坏了,我要退货", MULTILINGUAL, "bert-base-chinese"),
+        ("ዕቃው ዘግይቶ ደረሰ", MULTILINGUAL, "xlm-roberta-base"),
+    ],
+)
+def test_the_letters_and_the_language_of_the_texts_propose_a_model(
+    text: str, few: str, many: str
+) -> None:
+    texts = pyarrow.chunked_array([[text] * 20])
+    assert suggest_encoder(texts, has_few_rows=True) == few
+    assert suggest_encoder(texts, has_few_rows=False) == many
