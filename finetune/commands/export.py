@@ -91,9 +91,12 @@ def export_onnx(
 
 def _load_test_examples(folder: RunFolder, trained: "TrainedModel") -> "Examples":
     from finetune.runs.evaluate import load_split
+    from finetune.runs.manifest import Manifest
     from finetune.runs.prepare import encode_rows
 
-    rows, text_model = load_split(folder, "test"), trained.text_model
+    # A run without labels may have only the descriptions of its classes.
+    split = "test" if "test" in Manifest.read(folder).splits else "train"
+    rows, text_model = load_split(folder, split), trained.text_model
     with_plain_mask = replace(text_model.structure, takes_4d_mask=False)
     text_model = replace(text_model, structure=with_plain_mask)
     return encode_rows(rows, "test", text_model, config=trained.config)

@@ -241,24 +241,29 @@ def _show_plan(plan: dict[str, Any]) -> None:
 
 
 def _show_run(results: "RunResults") -> None:
-    from finetune.runs.results import next_command, summarize
+    from finetune.runs.results import next_commands, summarize
 
     facts, training, seconds = results.facts, results.training, results.stage_seconds
-    show_scores(f"test split of {facts.data}, {results.test.samples:,} rows", results.test)
+    if results.test.samples:
+        show_scores(f"test split of {facts.data}, {results.test.samples:,} rows", results.test)
+    if results.details.no_labels:
+        show_result_table(results.details.no_labels.table)
     stages = ", ".join(f"{name} {time:.1f}" for name, time in seconds.items() if time >= 0.05)
     validated = []
     if results.validation:
         first = results.validation.values[0]
         validated = [f"validation {first.metric.title} {first}, {results.validation_note}"]
+    rate = f", {format_rate(training.train_samples_per_second)}"
     show_lines(
         *validated,
-        f"trained in {training.train_runtime:.1f} s on {facts.device}, "
-        f"{format_rate(training.train_samples_per_second)}",
+        f"trained in {training.train_runtime:.1f} s on {facts.device}"
+        f"{'' if results.details.no_labels else rate}",
         f"took {sum(seconds.values()):.1f} s: {stages}",
         f"report: {RunFolder(Path(results.output_dir)).report_file}",
     )
     show_paragraph(summarize(results))
-    click.echo(escape_line(f"Next: {next_command(results)}"))
+    for number, following in enumerate(next_commands(results)):
+        click.echo(escape_line(f"{'      ' if number else 'Next: '}{following}"))
 
 
 def _show_several(results: "SeveralResults") -> None:

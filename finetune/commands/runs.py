@@ -60,6 +60,8 @@ def _read_scores(folder: RunFolder, finished: Sequence[RunFolder]) -> dict[str, 
     from finetune.tasks.scores import Scores
 
     results = [read_results(run) for run in finished]
+    if not results[0].test.samples:  # without labels
+        return {"train_runtime": results[0].training.train_runtime}
     scores, name = results[0].test, results[0].test.values[0].metric.name
     value, is_of_folds = fmean(run.test.values[0].value for run in results), folder.kind == "folds"
     if isinstance(folder, SeveralFolder) and is_of_folds:

@@ -94,10 +94,11 @@ class DataConfig:
         unlabeled: File of unlabeled texts that few-shot training also learns from, ideally the
             texts to classify later; none ignores unlabeled rows. Default: the rows of --data
             without a label.
+        classes: Names of all classes, such as billing,refund. With them, a table needs no labels.
         class_names: Few-shot training: auto also trains on the names of the classes if half of them
             are similar to the texts of their class; off never does.
-        class_descriptions: File with a class and its description per row, which replaces the name
-            of the class in few-shot training.
+        class_descriptions: File with a class and its description, or an example that you make up,
+            per row. They replace the names of the classes.
         corrections: The suspects.csv of finetune data audit, with your decisions on labels.
         label_map: File that renames or merges labels: a label and its new name per row.
         data_dir: Folder with the raw files of TREC.
@@ -131,6 +132,7 @@ class DataConfig:
     skip_unknown_labels: bool = _of_tables(False)
     empty_labels: Literal["unlabeled", "none"] | None = _of_tables(None)
     unlabeled: str | None = _file_or_table(None, names=("none",), other_names="unlabelled")
+    classes: str | None = _of_files(None, other_names="candidate_labels")
     class_names: Literal["auto", "off"] = "auto"
     class_descriptions: str | None = _file_or_table(None)
     corrections: str | None = _file(None)

@@ -50,10 +50,11 @@ class LoadedData:
 
     ``places`` describes a row by its number: ``line 7 of reviews.csv (id 5)``. ``unlabeled`` has
     texts without a label, in the same columns as a split. ``names`` has a row for each class, with
-    its name or description as the text. ``drawn`` has the numbers of the rows that ``finetune
-    label`` drew at random, or None for other tables. Its other rows were chosen because they are
-    hard. If options were guessed from the data, ``events`` has the events that were held back, and
-    ``tokens`` the token ids.
+    its name or description as the text. If the data has no labels (``has_labels``), these rows are
+    the training split. ``drawn`` has the numbers of the rows that ``finetune label`` drew at
+    random, or None for other tables. Its other rows were chosen because they are hard. If options
+    were guessed from the data, ``events`` has the events that were held back, and ``tokens`` the
+    token ids.
     """
 
     splits: Splits
@@ -65,8 +66,14 @@ class LoadedData:
     unlabeled: pyarrow.Table | None = None
     names: pyarrow.Table | None = None
     drawn: NDArray[np.int64] | None = None
+    has_labels: bool = True
     events: Sequence[Event] = ()
     tokens: "KnownTokens | None" = None
+
+    @property
+    def labeled_rows(self) -> int:
+        """The number of training rows with a label."""
+        return len(self.splits["train"]) if self.has_labels else 0
 
     @property
     def columns(self) -> dict[str, str]:

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 
 from finetune import hub
 from finetune.config.schema import HUB_PREFIX, OPTIONS, DataConfig
-from finetune.data.columns import LABEL_NAMES, NO_COLUMN, OtherData, plain_name
-from finetune.data.corrections import correct_labels, read_class_columns
+from finetune.data.classes import declared_classes, describe_classes, has_labels
+from finetune.data.columns import NO_COLUMN, OtherData
+from finetune.data.corrections import correct_labels
 from finetune.data.dataset import (
     DataSource,
     LoadedData,
@@ -32,7 +33,7 @@ from finetune.data.dataset import (
 from finetune.data.folders import digest_folder
 from finetune.data.packed import SPLIT_BY_WORD
 from finetune.data.read import SUFFIXES, TABLE_SUFFIXES
-from finetune.data.stream import read_texts
+from finetune.data.stream import Texts, read_texts
 from finetune.data.tables import read_tables
 from finetune.data.trec import load_questions, load_trec
 from finetune.errors import DataError, DataNotFoundError, HubNotReachableError, UsageError
@@ -40,12 +41,14 @@ from finetune.events import Info, WarningMessage, emit
 from finetune.files import file_sha256, is_there
 from finetune.tasks.base import Task
 from finetune.tasks.choose import AUTO
-from finetune.tasks.labels import HARD, find_odd_names, listed, name_as_text
+from finetune.tasks.labels import HARD, find_odd_names, listed
 from finetune.tasks.single import Single
 
 KNOWN_BY_NAME = ("trec", "questions")
 # In this branch the Hub keeps a Parquet copy of most datasets, including datasets with a script.
 CONVERTED_BRANCH = "refs/convert/parquet"
+# With fewer unlabeled texts, the mean of a class's texts says nothing.
+MIN_UNLABELED = 10
 # If several folders have the same splits, one of these names contains the whole dataset.
 MAIN_FOLDERS = ("", "data", "default")
 
@@ -68,8 +71,46 @@ def load_files(options: DataConfig) -> LoadedData:
             "the same file is set for two splits",
             remedy="drop --validation-file or --test-file; rows of --data are then held out",
         )
-    loaded = read_tables({split: [file] for split, file in files.items()}, options)
-    return replace(loaded, sources=[*map(_source_of, files.values())])
+    loaded = _load_unlabeled(options)
+    loaded = loaded or read_tables({split: [file] for split, file in files.items()}, options)
+    return replace(loaded, sources=[*loaded.sources, *map(_source_of, files.values())])
+
+
+def _load_unlabeled(options: DataConfig) -> LoadedData | None:
+    """Return the descriptions of classes as training rows, and the texts of a table or of lines.
+
+    Other splits have labels. Return None if no class is declared, or if the table has labels.
+    """
+    path, classes = Path(options.data).expanduser(), declared_classes(options)
+    if not classes or isinstance(options, OtherData) or path.is_dir():
+        return None
+    pieces = [*read_texts(path, OtherData(**vars(options)), as_lines=False)]
+    if (source := pieces[0].source) and has_labels(source, classes, options):
+        return None
+    if options.text_pair_column is not None or options.task not in (AUTO, Single.name):
+        needs = "sentence pairs" if options.text_pair_column else f"--task {options.task}"
+        remedy = "label some texts with finetune label, or classify single texts"
+        raise UsageError(f"{path} has no labels, which {needs} can't do without", remedy=remedy)
+    texts, task = _distinct(_as_table(pieces)), Single(classes)
+    if len(texts) < MIN_UNLABELED:
+        raise DataError(
+            f"{path} has {len(texts)} different texts and no labels",
+            remedy=f"add texts: at least {MIN_UNLABELED}, better thousands",
+        )
+    splits = {"train": make_dataset(*describe_classes(classes, options), task=task)}
+    for split, file in (("validation", options.validation_file), ("test", options.test_file)):
+        if file is not None:
+            splits[split] = load_rows(OtherData(**{**vars(options), "data": file}), task=task)
+    described = options.class_descriptions
+    return LoadedData(
+        splits,
+        task,
+        [_source_of(Path(described).expanduser())] if described else [],
+        chosen=pieces[0].columns,
+        column_names=source.frame.columns.tolist() if source else [],
+        unlabeled=texts,
+        has_labels=False,
+    )
 
 
 def load_from_hub(options: DataConfig) -> LoadedData:
@@ -175,7 +216,7 @@ def load_data(options: DataConfig, *, read: LoadedData | None = None) -> LoadedD
     _check_options(options, source)
     loaded = LOADERS[source](options)
     paths = [Path(name).expanduser() for name in (options.corrections, options.label_map) if name]
-    if paths:
+    if paths and loaded.has_labels:
         loaded = correct_labels(loaded, options)
         loaded = replace(loaded, sources=[*loaded.sources, *map(_source_of, paths)])
     warn_of_odd_names(loaded.task)
@@ -197,6 +238,16 @@ def load_splits(
     that were ``read`` already lose their rows, so that these are not twice in memory.
     """
     before = load_data(options, read=read)
+    if not before.has_labels:
+        if folds is not None:
+            raise DataError(
+                f"{options.data} has no labels, which --folds needs",
+                remedy="drop --folds, or label some texts with finetune label",
+            )
+        assert before.unlabeled is not None
+        counts = f"{len(before.unlabeled):,} different texts without labels"
+        emit(Info(f"data: {options.data}, {counts}, {before.task.label_summary}"))
+        return before
     if folds is None:
         splits = split_table(before.splits, options, task=before.task)
     else:
@@ -217,8 +268,8 @@ def with_few_label_texts(loaded: LoadedData, options: DataConfig) -> LoadedData:
     if options.class_names == "auto" and "text_pair" in loaded.splits["train"].column_names:
         emit(Info("names of classes are not used: the model reads sentence pairs"))
     elif options.class_names == "auto":
-        texts = _describe_classes(loaded.task.class_names, options)
-        names = make_dataset(texts, loaded.task.class_names, task=loaded.task)
+        texts, classes = describe_classes(loaded.task.class_names, options)
+        names = make_dataset(texts, classes, task=loaded.task)
     unlabeled = _find_unlabeled(loaded, options)
     sources = dict.fromkeys([*loaded.sources, *map(_source_of, paths)])
     return replace(loaded, unlabeled=unlabeled, names=names, sources=[*sources])
@@ -226,31 +277,6 @@ def with_few_label_texts(loaded: LoadedData, options: DataConfig) -> LoadedData:
 
 def _source_of(path: Path) -> DataSource:
     return DataSource(str(path), digest_folder(path) if path.is_dir() else file_sha256(path))
-
-
-def _describe_classes(classes: Sequence[str], options: DataConfig) -> list[str]:
-    """Return the description of each class from a file, or its name."""
-    described: dict[str, str] = {}
-    if options.class_descriptions is not None:
-        path = Path(options.class_descriptions).expanduser()
-        columns = read_class_columns(path)
-        columns.sort(key=lambda column: sum(map(len, column)))
-        columns.sort(key=lambda column: sum(cell in classes for cell in column))
-        rows = [row for row in zip(*columns[-2:], strict=True) if all(row)]  # the class is last
-        header = rows[0][-1] if rows else ""
-        if header not in classes and plain_name(header) in LABEL_NAMES:
-            rows = rows[1:]
-        described = {row[-1]: row[0] for row in rows}
-        wrong = [name for name in described if name not in classes]
-        if len(columns) < 2 or wrong or not described or len(described) < len({*rows}):
-            raise DataError(
-                f"{path} should have one row per class, with the class and its description; these"
-                f" are not classes of the data: {listed(wrong) or 'none'}",
-                remedy=f"correct these rows; the classes are {listed(classes)}",
-            )
-        if others := [name for name in classes if name not in described]:
-            emit(Info(f"classes without a description, which keep their name: {listed(others)}"))
-    return [described.get(name) or name_as_text(name) for name in classes]
 
 
 def _find_unlabeled(loaded: LoadedData, options: DataConfig) -> pyarrow.Table | None:
@@ -265,21 +291,28 @@ def _find_unlabeled(loaded: LoadedData, options: DataConfig) -> pyarrow.Table | 
         path = Path(options.unlabeled).expanduser()
         pairs = "text_pair" in splits["train"].column_names
         other = OtherData(data=str(path), earlier_columns=loaded.columns)
-        pieces = [piece[:] for piece in read_texts(path, other, as_lines=False, reads_pairs=pairs)]
-        columns = [[text or "" for piece in pieces for text in piece.texts]]
-        if pairs:
-            columns.append([text or "" for piece in pieces for text in piece.pairs])
-        table = pyarrow.table(columns, names=["text", "text_pair"][: len(columns)])
-        is_blank = (pc.equal(pc.utf8_trim_whitespace(column), "") for column in table.columns)
-        table = table.filter(pc.invert(reduce(pc.or_, is_blank)))
+        table = _as_table([*read_texts(path, other, as_lines=False, reads_pairs=pairs)])
     elif table is not None:
         known = pyarrow.chunked_array(
             [chunk for rows in splits.values() for chunk in texts_of(rows).joined.chunks], "string"
         )
         is_known = pc.is_in(TextColumns(*table.columns).joined, value_set=known)
         table = table.filter(pc.invert(is_known))
-    if table is None or not len(table):
-        return None
+    return _distinct(table) if table is not None and len(table) else None
+
+
+def _as_table(pieces: Sequence[Texts]) -> pyarrow.Table:
+    """Return a table of the texts, or of the pairs, that are not blank."""
+    lists = [piece[:] for piece in pieces]
+    columns = [[text or "" for piece in lists for text in piece.texts]]
+    if lists and lists[0].pairs is not None:
+        columns.append([text or "" for piece in lists for text in piece.pairs])
+    table = pyarrow.table(columns, names=["text", "text_pair"][: len(columns)])
+    is_blank = (pc.equal(pc.utf8_trim_whitespace(column), "") for column in table.columns)
+    return table.filter(pc.invert(reduce(pc.or_, is_blank)))
+
+
+def _distinct(table: pyarrow.Table) -> pyarrow.Table:
     return table.group_by(table.column_names, use_threads=False).aggregate([])
 
 

@@ -6,7 +6,7 @@ Modules that read tables are imported only for tables.
 import os
 import reprlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,6 +18,7 @@ from finetune.files import is_there
 
 if TYPE_CHECKING:
     from finetune.config.schema import DataConfig
+    from finetune.data.columns import Columns
     from finetune.data.read import SourceTable
 # The capacity of a pipe.
 CHUNK_BYTES = 2**16
@@ -32,6 +33,7 @@ class Texts:
     texts: Any  # a list, or a column of Arrow
     pairs: Any = None
     source: "SourceTable | None" = None
+    columns: "Columns" = field(default_factory=dict)  # of the table
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -128,4 +130,4 @@ def texts_of_table(source: "SourceTable", options: "DataConfig", *, reads_pairs:
     whole, _ = replace(source, frame=source.frame[[*names]]).texts()
     columns = [join_texts(pyarrow.table(whole), chosen[option].names) for option in wanted]
     texts, pairs = (*columns, None)[:2]
-    return Texts(texts, pairs, source)
+    return Texts(texts, pairs, source, chosen)

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from finetune.config.schema import HUB_PREFIX, DataConfig
+from finetune.data.classes import declared_classes
 from finetune.data.columns import (
     LABEL,
     NAMES,
@@ -53,6 +54,7 @@ from finetune.tasks.labels import (
     distinct_values,
     flat_values,
     is_list,
+    listed,
     listed_counts,
     map_values,
     name_classes,
@@ -171,6 +173,8 @@ def _read_rows(
     if options.label_names is not None:
         labels, names = _name_labels(labels, options)
     names = names and [*name_classes(names).values()]
+    if options.classes is not None and not isinstance(options, OtherData):
+        names = declared_classes(options)
     training = labels[list(tables).index("train")]
     count = len(training) - (pc.sum(pc.equal(training, "")).as_py() or 0)
     distinct = distinct_values([training])
@@ -194,12 +198,23 @@ def _read_rows(
     if options.task in (AUTO, Multi.name) and kind is not Regression:
         rows = _join_long_format(rows, options, path=train.path)
     task = kind.of_labels(rows["train"]["label"], names=names)
+    _check_declared(rows["train"]["label"], task, path=train.path)
     if kind.problem_type == MULTI and not (task.class_names or isinstance(options, OtherData)):
         raise DataError(
             f"no row of {train.path} has a class in {columns[LABEL].name!r}: all lists are empty",
             remedy="label some rows, or set the correct column with --label-column",
         )
     return task, rows, unlabeled
+
+
+def _check_declared(labels: pyarrow.ChunkedArray, task: Task, *, path: Path) -> None:
+    """Raise ``DataError`` if labels are not among the classes that the file or an option names."""
+    distinct = distinct_values([flat_values(labels)]) if task.class_names else []
+    if unknown := [name for name in distinct if name not in task.class_numbers]:
+        raise DataError(
+            f"{path} has labels that are not among the declared classes: {listed(unknown)}",
+            remedy="add them to --classes, or correct the rows",
+        )
 
 
 def _first_place(table: RawTable, is_wanted: pyarrow.ChunkedArray) -> str:
@@ -480,7 +495,10 @@ def _known_rows(
     split: str, table: RawTable, rows: Mapping[str, pyarrow.Table], task: Task, options: DataConfig
 ) -> pyarrow.Table:
     """Return the rows of a split whose labels training rows have; others are an error."""
-    unknown = task.find_unknown(rows[split]["label"], training=rows["train"]["label"])
+    known = rows["train"]["label"]
+    if options.classes is not None:
+        known = pyarrow.chunked_array([[*task.class_names]], "string")
+    unknown = task.find_unknown(rows[split]["label"], training=known)
     is_unknown = unknown.is_valid()
     labels = unknown.drop_null().to_pylist()
     if not labels:

@@ -73,6 +73,7 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
     probabilities = np.array([row["probability"] for row in rows_of_one_class])
     is_right = np.array([row["predicted"] == row["label"] for row in rows_of_one_class])
     data, model = without_folder("data", facts.data), without_folder("model", facts.model)
+    unlabeled = results.details.no_labels
     name = folder.path.resolve().name
     page = TEMPLATES.get_template("report.html.j2").render(
         name=name,
@@ -86,11 +87,12 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
         summary=summarize(results),
         run=shlex.quote(name),
         curves=folder.read(folder.metrics_file, lambda journal: draw_curves(journal, results)),
-        numbers=[] if results.test.table else draw_scatter(rows),
+        numbers=draw_scatter(rows) if rows and not results.test.table else [],
         classes=tabulate_classes(results),
         mistakes=mistakes,
         probabilities=show_probabilities(results.calibration, probabilities, is_right),
         tables={
+            **({"texts": unlabeled.table} if unlabeled else {}),
             "coverage": tabulate_coverage(probabilities, is_right),
             "costs": tabulate_costs(results),
         },

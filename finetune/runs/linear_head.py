@@ -6,10 +6,10 @@ features.
 
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow
-import torch
 from numpy.typing import NDArray
 
 from finetune.config.schema import MAX_ESTIMATED_ROWS, Config, TrainingConfig
@@ -27,7 +27,7 @@ from finetune.runs.features import stored_features
 from finetune.runs.plan import make_batch_sizes, make_plan
 from finetune.runs.prepare import RunInputs, choose_method, encode_rows, load_for_training
 from finetune.tasks.base import Labels, Logits, Task
-from finetune.tasks.labels import HARD
+from finetune.tasks.labels import HARD, listed
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import MetricValue
 from finetune.tokenization.examples import Examples
@@ -39,10 +39,12 @@ from finetune.training.linear_head import (
     cross_validate,
     fit_linear_head,
     fit_with_texts,
+    mean_by_class,
     names_fit,
 )
 from finetune.training.loop import TrainingLoop
 from finetune.training.plan import Plan, bypass_output_layer, interpolate
+from finetune.training.prototypes import Prototypes
 
 # With fewer rows, a fold would have only one or two rows.
 MIN_ROWS = 10
@@ -97,17 +99,28 @@ class LinearHeadFitter:
         few fit (docs/measurements.md).
         """
         names, examples = self._read_features("names"), self._trainer.examples
-        fit = names_fit(names.features, rows.features, rows.labels[:, None] == names.labels)
+        classes = np.arange(rows.outputs)
+        is_label, is_name = rows.labels[:, None] == classes, names.labels[:, None] == classes
+        fit = names_fit(mean_by_class(names.features, is_name), rows.features, is_label)
+        # Without any row, a class is known only by its name.
+        is_missing = ~is_label.any(axis=0)[names.labels]
         has_descriptions = self._inputs.config.data.class_descriptions is not None
         word = "descriptions" if has_descriptions else "names"
         similar = f"{fit.sum()} of {len(fit)} are most similar to the texts of their class"
+        is_used = is_missing
         if has_descriptions or fit.mean() >= MIN_FITTING_NAMES:
-            train = examples["train"].followed_by(examples["names"])
-            self._trainer.examples = {**examples, "train": train}
+            is_used = np.ones_like(is_missing)
             sentence = f"{word} of classes are training rows: {similar}"
         else:
             remedy = "--class-descriptions describes them better"
             sentence = f"names of classes are not used: only {similar}; {remedy}"
+        if is_missing.any():
+            numbers = np.unique(names.labels[is_missing])
+            names_of = listed([self._inputs.task.class_names[number] for number in numbers])
+            sentence += f"; without a labeled row, these are known from their {word}: {names_of}"
+        if is_used.any():
+            named = examples["names"].select(np.flatnonzero(is_used))
+            self._trainer.examples = {**examples, "train": examples["train"].followed_by(named)}
         emit(Info(f"few-shot: {sentence}"))
         return sentence
 
@@ -137,10 +150,7 @@ class LinearHeadFitter:
             changed = float((classes[0] != classes[1]).mean())
             self._trainer.progress.unlabeled = {"texts": len(texts), "changed": changed}
             self.report_unlabeled()
-        with torch.no_grad():
-            for parameter in text_model.output_parameters:
-                values = head.bias if parameter.ndim == 1 else head.weight
-                parameter.copy_(torch.from_numpy(values))
+        head.copy_to(text_model.output_parameters)
         return head.loss
 
     def report_unlabeled(self) -> None:
@@ -149,6 +159,26 @@ class LinearHeadFitter:
             learned = f"also learned from {unlabeled['texts']:,.0f} unlabeled texts"
             changed = f"changed {unlabeled['changed']:.1%} of the predictions on test rows"
             emit(Info(f"few-shot: the head {learned}, which {changed}"))
+
+
+class PrototypeFitter:
+    """Makes the output layer of class prototypes, from their descriptions and unlabeled texts."""
+
+    def __init__(self, inputs: RunInputs, trainer: TrainingLoop) -> None:
+        self._inputs, self._trainer = inputs, trainer
+
+    def start(self) -> None:
+        """Do nothing: there are no training steps."""
+
+    def finish(self) -> float:
+        """Set the output layer, which has no loss."""
+        trainer, examples = self._trainer, self._trainer.examples
+        read = partial(read_features, self._inputs, trainer.plan, trainer.predictor)
+        described, texts = read(examples["train"]), read(examples["unlabeled"]).features
+        is_class = described.labels[:, None] == np.arange(described.outputs)
+        head = Prototypes.of(mean_by_class(described.features, is_class), texts).head
+        head.copy_to(self._inputs.text_model.output_parameters)
+        return head.loss
 
 
 def read_features(
@@ -209,10 +239,10 @@ class BaselineEstimate:
 def expect(config: Config, rows: pyarrow.Table, data: LoadedData) -> BaselineEstimate | None:
     """Cross-validate a linear head on training rows.
 
-    None for a large table, for one of ``finetune label``, or without weights.
+    None for a large table, for one of ``finetune label``, without labels, or without weights.
     """
     name, reason = config.model.model, ""
-    if len(rows) > MAX_ESTIMATED_ROWS:
+    if len(rows) > MAX_ESTIMATED_ROWS or not data.has_labels:
         return None
     try:
         if len(rows) < MIN_ROWS:

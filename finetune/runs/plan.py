@@ -303,7 +303,7 @@ def estimate_seconds(inputs: RunInputs, plan: Plan) -> float:
     step_tokens = sum(map(tokens, batches)) / len(batches) * plan.total_steps
     # One evaluation after each epoch, and one of the final model.
     validations = plan.total_steps / plan.steps_per_epoch + 1
-    predicted_tokens = split_tokens.get("validation", 0) * validations + split_tokens["test"]
+    predicted_tokens = split_tokens.get("validation", 0) * validations + split_tokens.get("test", 0)
     return (
         spent_seconds
         + sum(split_tokens.values()) * frozen_seconds

@@ -11,7 +11,7 @@ import pyarrow
 
 from finetune import distributed
 from finetune.config.modes import Mode
-from finetune.config.schema import OPTIONS, Config, Pooling, change_options
+from finetune.config.schema import OPTIONS, Config, Pooling, TrainingConfig, change_options, flag_of
 from finetune.data import is_waiting
 from finetune.data.check import BALANCE, check_splits, suggest_changes, suggest_model
 from finetune.data.dataset import (
@@ -102,8 +102,12 @@ def prepare(
     emit(Info(f"device: {device.name} ({device.description}){several}, precision {precision}"))
     with stage("data"):
         data = load_splits(config.data, folds=folds, read=read)
-        findings = suggest_changes(check_splits(data.splits, data.task), lengths=None)
+        findings = []
+        if data.has_labels:
+            findings = suggest_changes(check_splits(data.splits, data.task), lengths=None)
         return_freed_memory()
+    if not data.has_labels:
+        config = _freeze(config)
     for finding in findings:
         if not (finding.remedy == BALANCE and config.training.class_weights == "balanced"):
             emit(finding)
@@ -112,9 +116,25 @@ def prepare(
     return inputs
 
 
+def _freeze(config: Config) -> Config:
+    """Return the configuration of a run without labels, whose encoder is frozen."""
+    mode, training = config.model.mode, config.training
+    options = [flag_of(name) for name in mode.kind.options] if mode.trains_encoder else []
+    options += ["--contrastive on"] * (training.contrastive == "on")
+    options += ["--fit-head off"] * (training.fit_head == "off")
+    options += [f"--loss {training.loss}"] * (training.loss != TrainingConfig.loss)
+    if options:
+        raise ConfigurationError(
+            f"{options[0]} can't be used without labels",
+            remedy="drop it, or label some texts with finetune label",
+        )
+    return change_options(config, {"freeze_core": True})
+
+
 def _report_unread_options(inputs: RunInputs, trials: Sequence[Mapping[str, Any]]) -> None:
     """Warn about options that are set and not read; reject trials that differ only in those."""
-    choose = partial(choose_method, task=inputs.task, rows=len(inputs.examples["train"].labels))
+    rows = len(inputs.examples["train"].labels) if inputs.data.has_labels else 0
+    choose = partial(choose_method, task=inputs.task, rows=rows)
     planned, unread_by_trial = choose(inputs.config), []
     for trial in trials or [{}]:
         config = change_options(inputs.config, trial)
@@ -152,9 +172,11 @@ def find_unread(inputs: RunInputs) -> dict[str, tuple[str, str]]:
     validations = "early_stopping_patience metric_for_best_model"
     epochs = f"effective_batch_size head_lr_multiplier num_train_epochs max_steps {validations}"
     few_shot = "unlabeled class_names class_descriptions"
+    labels = "unlabeled class_names max_train_samples validation_fraction test_fraction corrections"
+    labels += " label_map class_weights label_smoothing"
     table = (
         (method.is_contrastive, epochs, "with few-shot training", "--contrastive off"),
-        (not method.is_contrastive, few_shot, "without few-shot training", contrast),
+        (not method.reads_texts, few_shot, "without few-shot training", contrast),
         (not method.takes_steps, optimizer, "when a linear head is fitted", "--fit-head off"),
         (not method.takes_steps, epochs, "when a linear head is fitted", "--fit-head off"),
         (is_plain and training.max_steps, "num_train_epochs", "with --max-steps", ""),
@@ -162,6 +184,7 @@ def find_unread(inputs: RunInputs) -> dict[str, tuple[str, str]]:
         (task != "multi", "empty_labels", f"with --task {task}", ""),
         (training.batch_size != "auto", "memory time_limit", f"without {auto_batch}", auto_batch),
         (not saves_steps, "save_steps", "with another --save-strategy", "--save-strategy steps"),
+        (method.uses_prototypes, f"{labels} {optimizer} {epochs}", "without labels", ""),
     )
     return {
         name: (condition, f"drop it, or add {other}" if other else "drop it")
@@ -208,15 +231,16 @@ def _load(
     if user_metrics():
         _check_user_metrics(task, data.splits)
     choose_metric(training.metric_for_best_model, task.problem_type)
-    method = choose_method(config, task, rows=len(labels))
+    method = choose_method(config, task, rows=len(labels) if data.has_labels else 0)
     with stage("model"):
         text_model, method = load_for_training(config, method, task=task)
     # The manifest needs the digest, which takes half a second for BERT-base.
     _ = text_model.source.weights_digest
-    tables = dict(data.splits)
     if method.is_contrastive:
         data = with_few_label_texts(data, config.data)
-        tables |= _few_label_tables(data)
+    if method.reads_texts:
+        data = replace(data, unlabeled=_sample(data.unlabeled))
+    tables = data.splits | _few_label_tables(data) if method.reads_texts else data.splits
     with stage("tokenize"):
         examples = {
             name: replace(examples[name], weights=task.example_weights(examples[name].labels))
@@ -228,12 +252,17 @@ def _load(
     return RunInputs(config, device, data, examples, text_model, method, sources)
 
 
+def _sample(texts: pyarrow.Table | None) -> pyarrow.Table | None:
+    """Return a fixed sample of texts if they are many."""
+    if texts is None or len(texts) <= MAX_TEXTS:
+        return texts
+    return texts.take(np.random.default_rng(0).choice(len(texts), MAX_TEXTS, replace=False))
+
+
 def _few_label_tables(data: LoadedData) -> Splits:
-    """Return class names, and a fixed sample of unlabeled texts with a placeholder as label."""
+    """Return class names, and unlabeled texts with a placeholder as label."""
     tables = {"names": data.names} if data.names else {}
     if (table := data.unlabeled) is not None:
-        if (count := len(table)) > MAX_TEXTS:
-            table = table.take(np.random.default_rng(0).choice(count, MAX_TEXTS, replace=False))
         (texts, *pairs), labels = table.columns, [data.task.class_names[0]] * len(table)
         tables["unlabeled"] = make_dataset(
             texts, labels, task=data.task, pairs=next(iter(pairs), None)
@@ -302,12 +331,15 @@ def _report_long_texts(examples: Examples, split: str, remedy: str) -> None:
 
 
 def choose_method(config: Config, task: Task, *, rows: int) -> TrainingMethod:
-    """Return the training method for a configuration and its rows.
+    """Return the training method for a configuration and its rows with a label.
 
     Raises:
         ConfigurationError: If a requested method can't be used.
     """
     training, obstacle, ranks = config.training, "", distributed.world_size()
+    if not rows:
+        reason = "no labels: the names of the classes and unlabeled texts make the head"
+        return TrainingMethod(True, uses_prototypes=True, reason=reason)
     if config.model.mode.trains_encoder:
         option, choice = "contrastive", training.contrastive
         if training.fit_head == "on" and choice == "off":

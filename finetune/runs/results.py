@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import hypot
+from pathlib import Path
 from shlex import quote
 from statistics import fmean
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -15,11 +16,22 @@ from finetune.config.schema import AutoTunedOption
 from finetune.evaluation.statistics import RESAMPLES, Calibration, bootstrap, percentile_interval
 from finetune.files import SCHEMA_VERSION
 from finetune.runs.folder import RunFolder
-from finetune.tasks.base import Task
+from finetune.tasks.base import Logits, Task
 from finetune.tasks.labels import HARD
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import ClassScores, Scores, missed_classes, selection_score
-from finetune.tasks.tables import RunResultMixin, duration, percent, quote_name, wilson_interval
+from finetune.tasks.tables import (
+    RunResultMixin,
+    Table,
+    duration,
+    percent,
+    quote_name,
+    shorten_text,
+    wilson_interval,
+)
+
+if TYPE_CHECKING:
+    import pyarrow
 
 # Total rows of all resamples, which take about a second.
 MAX_RESAMPLED_ROWS = 1e7
@@ -33,6 +45,51 @@ CHEAPER = 5
 MACRO_F1_GAP = 0.1
 ValidationKind = Literal["held out", "cross-validated"]
 Name = TypeVar("Name")
+# A class of a run without labels is odd below and above this multiple of an even share.
+MIN_SHARE, MAX_SHARE = 0.1, 5.0
+# Numbers of texts that are shown for each class.
+CERTAIN_TEXTS, UNCERTAIN_TEXTS = 3, 2
+
+
+@dataclass(frozen=True)
+class ClassTexts:
+    """The unlabeled texts that are predicted as a class: their fraction, and a few of them."""
+
+    fraction: float
+    certain: Sequence[str]
+    uncertain: Sequence[str]
+
+
+@dataclass(frozen=True)
+class UnlabeledTexts:
+    """The texts of a run without labels: their number, and the predictions by class."""
+
+    texts: int
+    classes: Mapping[str, ClassTexts]
+
+    @property
+    def table(self) -> Table:
+        """A few texts of each class."""
+        rows = []
+        for name, of_class in self.classes.items():
+            texts = [("certain", text) for text in of_class.certain]
+            texts += [("unsure", text) for text in of_class.uncertain]
+            starts = [[name, percent(of_class.fraction)], *[["", ""]] * (len(texts) - 1)]
+            shown = zip(starts, texts or [("", "–")], strict=True)
+            rows += [[*start, *text] for start, text in shown]
+        note = "The most certain texts of each class, and two that the model is unsure about."
+        columns = ("class", "texts", "model is", "text")
+        return Table("Texts predicted as each class", columns, rows, text_columns=4, note=note)
+
+    @property
+    def odd(self) -> list[str]:
+        """The classes that attract hardly any text, or far too many."""
+        mean = 1 / len(self.classes)
+        return [
+            name
+            for name, texts in self.classes.items()
+            if not MIN_SHARE * mean <= texts.fraction <= max(MAX_SHARE * mean, LOPSIDED)
+        ]
 
 
 @dataclass(frozen=True)
@@ -43,7 +100,8 @@ class RunDetails:
     the training rows of each class. ``unlabeled`` has the number of unlabeled texts that a head was
     fitted on, and the fraction of test rows that a head without them predicts differently.
     ``names`` says whether the names of classes were training rows, and why. ``drawn`` counts the
-    rows that ``finetune label`` drew at random; it is None for other tables.
+    rows that ``finetune label`` drew at random; it is None for other tables. ``no_labels`` is for a
+    run without labels.
     """
 
     choices: Sequence[AutoTunedOption]
@@ -54,6 +112,7 @@ class RunDetails:
     unlabeled: Mapping[str, float] | None = None
     names: str = ""
     drawn: int | None = None
+    no_labels: UnlabeledTexts | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +237,24 @@ def with_distinct(scores: Scores, task: Task, rows: Sequence[Mapping[str, Any]])
     return replace(scores, distinct={"samples": int(weights.sum()), **metrics})
 
 
+def describe_texts(task: Task, logits: Logits, texts: "pyarrow.Table") -> UnlabeledTexts:
+    """Return the predictions of unlabeled texts by class, with the most and least certain ones."""
+    outputs = task.read_logits(logits)
+    assert outputs.probabilities is not None
+    best = np.partition(outputs.probabilities, -2, axis=1)[:, -2:]
+    margins, column, classes = best[:, 1] - best[:, 0], texts["text"], {}
+    for number, name in enumerate(task.class_names):
+        rows = np.flatnonzero(outputs.predicted == number)
+        rows = rows[np.argsort(-margins[rows], kind="stable")]
+        certain, rest = rows[:CERTAIN_TEXTS], rows[CERTAIN_TEXTS:]
+        shown = (
+            [shorten_text(text) for text in column.take(chosen).to_pylist()]
+            for chosen in (certain, rest[::-1][:UNCERTAIN_TEXTS])
+        )
+        classes[name] = ClassTexts(len(rows) / len(column), *shown)
+    return UnlabeledTexts(len(column), classes)
+
+
 def read_results(folder: RunFolder) -> RunResults:
     """Read the results of a finished run; raise ``NotARunError`` if they can't be read."""
     task = folder.read_task()
@@ -219,6 +296,8 @@ def best_of(runs: Mapping[Name, Sequence[RunResults]], metric: str | None) -> Na
 
 def summarize(results: RunResults) -> str:
     """Return the first paragraph of the final output, the report and the model card."""
+    if results.details.no_labels and not results.test.samples:
+        return _summarize_unlabeled(results, results.details.no_labels)
     test, drawn, hints = results.test, results.details.drawn, [results.test.describe()]
     if drawn is not None:
         fair = "Only these rows were drawn at random. The others" if drawn else "All rows"
@@ -228,6 +307,27 @@ def summarize(results: RunResults) -> str:
         hints.append(f"{test.samples:,} rows are few. `--folds 5` gives a more precise estimate.")
     hints += [_compare_with_head(results), describe_weakest(test), _advise(results)]
     return " ".join(filter(None, hints))
+
+
+def _summarize_unlabeled(results: RunResults, unlabeled: UnlabeledTexts) -> str:
+    """Return what is known of a model without labels, and how to measure its accuracy."""
+    made = f"{len(unlabeled.classes):,} class names and {unlabeled.texts:,} unlabeled texts"
+    unknown = "Its accuracy is unknown, and its probabilities are not calibrated."
+    sentences = [
+        f"No labels: {made} made this model. {unknown} To estimate the accuracy, label 50 texts"
+        " with `finetune label`: it draws a quarter of them at random, and `finetune evaluate`"
+        " measures the accuracy on these."
+    ]
+    if unlabeled.odd:
+        share = ", ".join(
+            f"{quote_name(name)} ({percent(unlabeled.classes[name].fraction)})"
+            for name in unlabeled.odd
+        )
+        sentences.append(
+            f"Too few or too many texts are predicted as {share}. A description or made-up examples"
+            " (`--class-descriptions`) may help."
+        )
+    return " ".join(sentences)
 
 
 def _compare_with_head(results: RunResults) -> str:
@@ -254,9 +354,16 @@ def _compare_with_head(results: RunResults) -> str:
     return f"{reached}{chance}. `--freeze-core` trains only this head{took}."
 
 
-def next_command(results: RunResults) -> str:
-    """Return the command that classifies a file with the run's model."""
-    return f"finetune predict {quote(results.output_dir)} FILE"
+def next_commands(results: RunResults) -> list[str]:
+    """Return the command that classifies a file with the run's model, and what comes before it."""
+    run, unlabeled = quote(results.output_dir), results.details.no_labels
+    commands = [f"finetune predict {run} FILE"]
+    if unlabeled and not results.test.samples:
+        data, names = Path(results.facts.data), ",".join(unlabeled.classes)
+        table = data.with_name(f"{data.stem}.labels.csv")
+        label = f"finetune label {quote(str(data))} --classes {quote(names)}"
+        commands = [label, f"finetune evaluate {run} {quote(str(table))}", *commands]
+    return commands
 
 
 def describe_weakest(scores: Scores) -> str:

@@ -38,7 +38,7 @@ from finetune.runs.checkpoint import Checkpoints, nothing_to_resume
 from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder, SeveralFolder
 from finetune.runs.journal import Journal, Tracker, continue_journal, tracked
-from finetune.runs.linear_head import LinearHeadFitter
+from finetune.runs.linear_head import LinearHeadFitter, PrototypeFitter
 from finetune.runs.manifest import (
     Manifest,
     read_threads,
@@ -56,6 +56,7 @@ from finetune.runs.results import (
     RunResults,
     TrainingMetrics,
     ValidationKind,
+    describe_texts,
     with_intervals,
 )
 from finetune.tasks.base import Labels, Task
@@ -170,7 +171,9 @@ class Run:
             # The same dropout on every rank would make the gradient noisier.
             torch.manual_seed(plan.seed + distributed.rank())
         self.head: LinearHeadFitter | None = None
-        if plan.method.fits_head:
+        if plan.method.uses_prototypes:
+            trainer.fitter = PrototypeFitter(inputs, trainer)
+        elif plan.method.fits_head:
             with stage("cross-validate"):
                 self.head = trainer.fitter = LinearHeadFitter(inputs, trainer)
         self._seconds_before_steps = time.perf_counter() - started
@@ -230,18 +233,26 @@ class Run:
         elif self.head and self.head.cross_validated is not None and inputs.data.drawn is None:
             labels, kind = self.inputs.examples["train"].labels, "cross-validated"
             scores = self.inputs.task.score(self.head.cross_validated, labels)
-        with stage("test"):
-            test = self.trainer.predict("test")
-        test_rows = _prediction_rows(inputs, "test", test)
-        test_scores = with_intervals(task.score(*test), task, test_rows)
+        test, test_rows, test_scores = None, [], Scores(0, {})
+        if "test" in inputs.examples:
+            with stage("test"):
+                test = self.trainer.predict("test")
+            test_rows = _prediction_rows(inputs, "test", test)
+            test_scores = with_intervals(task.score(*test), task, test_rows)
+        details = _describe_details(inputs, self.plan, self.head, self.progress)
+        if inputs.method.uses_prototypes:
+            with stage("unlabeled"):
+                logits, _ = self.trainer.predict("unlabeled")
+            no_labels = describe_texts(task, logits, inputs.data.unlabeled)
+            details = replace(details, no_labels=no_labels)
         results = RunResults(
             task=task,
             facts=describe_facts(inputs, self.plan),
             training=self._training_metrics(peak_bytes),
-            details=_describe_details(inputs, self.plan, self.head, self.progress),
+            details=details,
             validation=scores,
             test=test_scores,
-            calibration=measure_calibration(task, *test) if validation else None,
+            calibration=measure_calibration(task, *test) if validation and test else None,
             validation_kind=kind,
             output_dir=str(folder.path),
         )

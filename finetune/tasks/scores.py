@@ -138,7 +138,7 @@ class Scores(DisplayMixin):
     @property
     def is_better(self) -> bool:
         """Whether the interval shows that the model is better than a constant prediction."""
-        return "no better" not in self.standing
+        return not self.samples or "no better" not in self.standing
 
     def describe(self, rows: str = "test rows") -> str:
         """Return a sentence about the metric with a baseline; ``rows`` describes the rows."""

@@ -14,7 +14,7 @@ Local and Global Consistency"). Without contrastive training, it costs TREC nine
 (docs/measurements.md).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.sparse import csr_array, diags_array
 from scipy.special import softmax
+from torch import nn
 
 from finetune.data.dataset import find_folds
 
@@ -72,6 +73,13 @@ class LinearHead:
     def logits(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits of features: float32 of shape [rows, outputs]."""
         return np.asarray(features @ self.weight.T + self.bias, np.float32)
+
+    @torch.no_grad()
+    def copy_to(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Copy weight and bias to the parameters of an output layer."""
+        for parameter in parameters:
+            values = self.bias if parameter.ndim == 1 else self.weight
+            parameter.copy_(torch.from_numpy(values))
 
 
 def fit_linear_head(
@@ -207,6 +215,17 @@ def normalize(features: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.asarray(features / np.maximum(norms, np.finfo(np.float32).tiny), np.float32)
 
 
+def mean_by_class(
+    features: NDArray[np.float32], is_class: NDArray[np.bool_]
+) -> NDArray[np.float32]:
+    """Return the mean of the features of each class, of unit norm: [classes, hidden].
+
+    Features are [rows, hidden]; ``is_class`` is [rows, classes], with a row for each class.
+    """
+    marks = is_class.astype(np.float32)
+    return normalize(marks.T @ normalize(features) / marks.sum(axis=0)[:, None])
+
+
 def names_fit(
     names: NDArray[np.float32], rows: NDArray[np.float32], is_label: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
@@ -218,8 +237,7 @@ def names_fit(
     known = np.flatnonzero(is_label.any(axis=0))
     if not len(known):
         return np.zeros(0, bool)
-    marks = is_label[:, known].astype(np.float32)
-    means = normalize(marks.T @ normalize(rows) / marks.sum(axis=0)[:, None])
+    means = mean_by_class(rows, is_label[:, known])
     return np.asarray((names[known] @ means.T).argmax(axis=1) == np.arange(len(known)))
 
 

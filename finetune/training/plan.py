@@ -28,11 +28,18 @@ class TrainingMethod:
 
     ``is_contrastive``: the encoder is trained with a contrastive loss. ``fits_head``: a linear head
     is fitted after contrastive training, or on the features of the frozen encoder.
+    ``uses_prototypes``: without labels, the head is made of class prototypes.
     """
 
     fits_head: bool = False
     is_contrastive: bool = False
+    uses_prototypes: bool = False
     reason: str = field(default="", compare=False)
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether the head also depends on unlabeled texts and on names of classes."""
+        return self.is_contrastive or self.uses_prototypes
 
     @property
     def takes_steps(self) -> bool:

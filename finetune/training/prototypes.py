@@ -17,8 +17,9 @@ from finetune.training.linear_head import LinearHead, normalize
 # With a temperature of 0.1, BANKING77, HWU64 and CLINC150 lose 0.4 to 2.2 points. Classes that are
 # forced to have the same size lose 1 to 8, most where a class is rare (docs/measurements.md).
 TEMPERATURE = 0.05
-# Weight of the name in its prototype; the rest is the weight of the texts.
-FROM_NAME, ROUNDS = 0.3, 20
+# Weight of the name in its prototype; the rest is the weight of the texts. With few texts, the name
+# weighs as much as 20 of them: otherwise, 100 to 400 texts make names worse (docs/measurements.md).
+FROM_NAME, TEXTS_PER_NAME, ROUNDS = 0.3, 20, 20
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class Prototypes:
         vectors = starts
         for _ in range(ROUNDS):
             assigned = softmax(units @ vectors.T / TEMPERATURE, axis=1)
-            vectors = normalize(
-                FROM_NAME * starts + (1 - FROM_NAME) * normalize(assigned.T @ units)
-            )
+            counts = assigned.sum(axis=0)[:, None]
+            share = np.maximum(FROM_NAME, TEXTS_PER_NAME / (TEXTS_PER_NAME + counts))
+            vectors = normalize(share * starts + (1 - share) * normalize(assigned.T @ units))
         return cls(vectors, center, scale)
 
     @cached_property

@@ -147,17 +147,9 @@ def test_a_class_without_a_description_keeps_its_name(tmp_path: Path) -> None:
     assert "without a description, which keep their name: card_fee" in str(events)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "topup,money added\ncard_fee,a fee\n",
-        "top-up,money added\ntop-up,a gift\n",
-        "good,bad\nup,down\n",
-        "top-up\ncard_fee\n",
-    ],
-)
+@pytest.mark.parametrize("content", ["topup,money added\ncard_fee,a fee\n", "good,bad\nup,down\n"])
 def test_wrong_descriptions_are_errors(tmp_path: Path, content: str) -> None:
-    with pytest.raises(DataError, match="should have one row per class") as raised:
+    with pytest.raises(DataError, match="a class and its description in each row") as raised:
         describe(tmp_path, "a.csv", content)
     assert "the classes are card_fee, top-up" in raised.value.remedy
 
