@@ -18,7 +18,7 @@ from finetune.errors import UsageError
 
 PARTIAL_SUFFIX = ".partial"
 # In all JSON that is written or printed. Raise it if keys, or the meaning of values, change.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 # Marks cache files that this package wrote. Only marked files are deleted.
 WRITTEN_BY = {"written_by": "finetune"}
 STRICT_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}

@@ -171,10 +171,11 @@ def dry_run(loaded: "GuessedConfig") -> dict[str, Any]:
     lengths = Counter(batch.padded_length for batch in plan.batches(trained, epoch=0))
     rows = inputs.data.splits["train"]
     class_rows = inputs.task.count_classes(trained.labels)
+    unlabeled = {} if inputs.data.has_labels else {"unlabeled": len(inputs.data.unlabeled or ())}
     epochs = {"num_train_epochs": plan.num_train_epochs, "steps_per_epoch": plan.steps_per_epoch}
     return {
         **facts,
-        "rows": {split: len(table) for split, table in inputs.data.splits.items()},
+        "rows": {split: len(table) for split, table in inputs.data.splits.items()} | unlabeled,
         "training_rows_by_class": class_rows,
         "tokens_of_a_training_text": describe_lengths(trained.lengths),
         "batch_size": plan.batch_size,

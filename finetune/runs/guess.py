@@ -91,6 +91,8 @@ def guess(table: "LoadedData", options: DataConfig, *, model: str | None) -> Gue
         reason = f"{limit} on average: {rows_per_class:,.0f}"
         if task != "single":
             reason = f"the task is {task}"
+        elif not table.has_labels:
+            reason = "there are no labels"
     size_bytes = pc.binary_length(texts).to_numpy()
     if (count := len(rows)) > SAMPLE_TEXTS:
         emit(Info(f"counting tokens of the longest and {SAMPLE_TEXTS:,} random texts of {count:,}"))

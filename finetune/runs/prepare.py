@@ -33,6 +33,7 @@ from finetune.model.lora import add_adapters, require_peft
 from finetune.model.mean_pooling import mean_pooling_unsupported_error, pass_through_head
 from finetune.model.structure import count_parameters, set_trainable, trainable_parameter_names
 from finetune.runs.folder import RunFolder
+from finetune.runs.guess import MAX_ROWS_PER_CLASS
 from finetune.runs.journal import check_report_to
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import choose_metric, user_metrics
@@ -43,8 +44,6 @@ from finetune.training.precision import check_speed
 
 # Options that token ids depend on.
 _TOKENIZER_OPTIONS = ("model", "revision", "max_length", "long_texts", "stride")
-# With more, plain fine-tuning is as good and takes less time (docs/measurements.md).
-MAX_ROWS_PER_CLASS = 100
 
 
 @dataclass(frozen=True)
