@@ -247,7 +247,7 @@ class TrainingConfig:
         max_grad_norm: Clip gradients to this norm.
         class_weights: balanced weights the loss of each class by its inverse frequency.
         contrastive: Few-shot training: train the encoder with a supervised contrastive loss, then
-            fit a linear head. auto means on for at most 100 rows per class.
+            fit a linear head. auto means on for at most 100 rows per class on average.
         fit_head: Fit the head as a logistic regression instead of training it with gradient
             descent. auto means on with a frozen encoder and after few-shot training.
         loss: Loss for classification; focal gives less weight to easy examples.

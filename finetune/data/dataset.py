@@ -379,23 +379,28 @@ def _strata_of(table: pyarrow.Table, task: Task) -> NDArray[np.int64]:
     return task.strata(task.labels(table["label"]))
 
 
-def _with_missing_splits(table: Splits, options: DataConfig, *, task: Task) -> Splits:
-    splits, train, validation = dict(table), table["train"], options.validation_fraction
-    rows_of_table = len(train)
+def held_out_fractions(table: Splits, options: DataConfig, *, task: Task) -> dict[str, float]:
+    """Return the fraction of the training rows that each missing split gets; above 0, below 1."""
+    validation = options.validation_fraction
     if validation is None:
         # Multi-label thresholds are chosen on validation rows.
-        is_worth_it = rows_of_table >= MIN_ROWS_TO_VALIDATE or task.problem_type == MULTI
+        is_worth_it = len(table["train"]) >= MIN_ROWS_TO_VALIDATE or task.problem_type == MULTI
         validation = DEFAULT_FRACTION if is_worth_it else 0.0
     fractions = {"test": options.test_fraction, "validation": validation}
-    missing = [name for name in fractions if name not in table and fractions[name]]
+    return {name: fractions[name] for name in fractions if name not in table and fractions[name]}
+
+
+def _with_missing_splits(table: Splits, options: DataConfig, *, task: Task) -> Splits:
+    splits, train = dict(table), table["train"]
+    rows_of_table, missing = len(train), held_out_fractions(table, options, task=task)
     if missing:
         normal = texts_of(train).normal
         texts, drawn = _number(normal), _draw(normal.joined, seed=options.split_seed)
         del normal
         if task.problem_type == SINGLE:
             _warn_of_contradictions(texts, _strata_of(train, task))
-    for name in missing:
-        rows = fractions[name] * rows_of_table
+    for name, fraction_of_table in missing.items():
+        rows = fraction_of_table * rows_of_table
         mask = np.zeros(len(train), bool)
         if rows < len(train):
             strata, fraction = _strata_of(train, task), rows / len(train)

@@ -73,10 +73,11 @@ def guess(table: "LoadedData", options: DataConfig, *, model: str | None) -> Gue
     import pyarrow.compute as pc
 
     from finetune.data.check import suggest_max_length
-    from finetune.data.dataset import KnownTokens, texts_of
+    from finetune.data.dataset import KnownTokens, held_out_fractions, texts_of
 
     rows, task, known, reason = table.splits["train"], table.task.name, None, ""
-    trained = min(len(rows), options.max_train_samples or len(rows))
+    held_out = sum(held_out_fractions(table.splits, options, task=table.task).values())
+    trained = min(len(rows) * (1 - held_out), options.max_train_samples or len(rows))
     rows_per_class = trained / max(len(table.task.class_names), 1)
     # Multi-label and regression tasks have no few-shot training, which sentence encoders are for.
     has_few_rows = task == "single" and rows_per_class <= MAX_ROWS_PER_CLASS

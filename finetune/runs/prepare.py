@@ -351,7 +351,7 @@ def choose_method(config: Config, task: Task, *, rows: int) -> TrainingMethod:
             obstacle = "the labels are smoothed"
         rows_per_class = rows / max(len(task.class_names), 1)
         is_due = rows_per_class <= MAX_ROWS_PER_CLASS and training.fit_head != "off"
-        reason = f"few-shot, because there are only {rows_per_class:.0f} rows per class"
+        reason = f"few-shot, because there are only {rows_per_class:.0f} rows per class on average"
     else:
         option, choice, is_due = "fit-head", training.fit_head, True
         reason = "a linear head is fitted on the features of the frozen encoder"

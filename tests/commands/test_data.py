@@ -45,7 +45,8 @@ def test_check_shows_rows_classes_lengths_and_what_to_change(
         "x 22 1",
         "all rows 42 2",
         "split sizes in a run: 42 train, 2 test",
-        "training method of finetune run: few-shot, because there are only 21 rows per class",
+        "training method of finetune run: few-shot, because there are only 21 rows per class on"
+        " average",
         "duplicates of an earlier row 1 0",
         "texts with contradictory labels 0 0",
         "rows whose text is also in train 1",

@@ -38,7 +38,7 @@ def test_init_prints_what_it_saw(command: Command, reviews: Path) -> None:
         "label column verdict (40 rows have 2 different values)",
         "split sizes in a run train: 36, test: 4",
         "good 20 the river is long [/0]",
-        "model minilm (at most 100 rows per class on average: 20; others: finetune models)",
+        "model minilm (at most 100 rows per class on average: 18; others: finetune models)",
         "train with: finetune run reviews.yaml",
     ):
         assert line in shown
@@ -56,7 +56,7 @@ def test_init_prints_one_json_object(command: Command, reviews: Path) -> None:
         "model": {"model": "minilm"},
         "training": None,
     }
-    reason = "at most 100 rows per class on average: 20"
+    reason = "at most 100 rows per class on average: 18"
     assert seen["model_reason"] == reason
     assert f"Guessed: {reason}." in written.replace("\n  #", "")
 

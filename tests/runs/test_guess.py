@@ -7,10 +7,12 @@ import pyarrow
 import pytest
 
 from finetune.commands.flags import load
+from finetune.data.dataset import split_table
 from finetune.data.load import load_data
 from finetune.events import Event, Info, sent_to
 from finetune.runs import guess as guess_module
-from finetune.runs.guess import guess, guess_options, suggest_encoder
+from finetune.runs.guess import MAX_ROWS_PER_CLASS, guess, guess_options, suggest_encoder
+from finetune.runs.prepare import choose_method
 
 MULTILINGUAL = "intfloat/multilingual-e5-small"
 
@@ -38,10 +40,10 @@ def guess_model(**options: Any) -> tuple[str, str]:
 
 def test_few_rows_get_a_sentence_encoder_and_many_rows_bert() -> None:
     write(["good", "bad"] * 100)
-    few = "at most 100 rows per class on average: 100"
+    few = "at most 100 rows per class on average: 90"
     assert guess_model() == ("minilm", f"guessed: --model minilm ({few})")
     write(["good", "bad"] * 150)
-    many = "more than 100 rows per class on average: 150"
+    many = "more than 100 rows per class on average: 135"
     assert guess_model() == ("bert-base-uncased", f"guessed: --model bert-base-uncased ({many})")
 
 
@@ -66,6 +68,30 @@ def test_tasks_without_few_shot_training_keep_bert(labels: list[str], task: str)
     write(labels)
     model, line = guess_model()
     assert (model, line) == ("bert-base-uncased", f"guessed: --model {model} (the task is {task})")
+
+
+# A tenth is held out for testing, and with 1,000 rows another for validation.
+@pytest.mark.parametrize(
+    ("classes", "rows", "options"),
+    [
+        (2, 222, {}),
+        (2, 224, {}),
+        (2, 300, {"max_train_samples": 200}),
+        (2, 224, {"test_fraction": 0.2}),
+        (10, 1_240, {}),
+        (10, 1_260, {}),
+    ],
+)
+def test_few_rows_are_those_of_few_shot_training(
+    classes: int, rows: int, options: dict[str, Any]
+) -> None:
+    write([f"class {number % classes}" for number in range(rows)])
+    config = load(file="table.csv", **options).config
+    data = load_data(config.data)
+    train = split_table(data.splits, config.data, task=data.task)["train"]
+    is_few_shot = choose_method(config, data.task, rows=len(train)).is_contrastive
+    assert is_few_shot == (guess_model(**options)[0] == "minilm")
+    assert is_few_shot == (len(train) <= MAX_ROWS_PER_CLASS * classes)
 
 
 def test_unlabeled_texts_show_the_language_and_length_but_are_not_rows() -> None:
