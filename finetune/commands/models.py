@@ -27,7 +27,7 @@ while these layers train on 32 texts of 128 tokens in fp32; find-batch measures 
 default for: what finetune run chooses for a table in one of these languages, with few rows (at most
 {MAX_ROWS_PER_CLASS} per class on average) or many. Without a table, it is {Config().model.model}.
 minilm is sentence-transformers/all-MiniLM-L6-v2, which the extra offline installs. The accuracy of
-the other encoders was not measured in this project. --json lists the sources."""
+the others, fine-tuned, was not measured in this project. --json lists the sources."""
 
 
 def read_encoders() -> list[dict[str, Any]]:
