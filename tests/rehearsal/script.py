@@ -146,6 +146,7 @@ def write_tables(folder: Path) -> None:
         lines = [columns.get(name, "text,label"), *map(",".join, table), ""]
         (folder / f"{name}.csv").write_text("\n".join(lines))
     (folder / "new.txt").write_text("who wrote it\nhow many people\n")
+    (folder / "texts.txt").write_text("\n".join(text for text, _ in rows))
 
 
 def doctor(stage: Stage) -> None:
@@ -294,6 +295,7 @@ STEPS: Mapping[str, Callable[[Stage], None]] = {
     "run --train-layers 2": training("rows.csv", "last", "--train-layers", "2", *EPOCH),
     "run --lora-rank 8": training("rows.csv", "lora", "--lora-rank", "8", *EPOCH),
     "run with few labels": training("few.csv", "few"),
+    "run without labels": training("texts.txt", "unlabeled", "--classes", "LOC,NUM,HUM"),
     "run with several labels": training(
         "several.csv", "several", "--label-column", "place,number", *EPOCH
     ),
