@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.tasks.base import Labels, Logits, Task
-from finetune.tasks.metrics import Metric, WeightedMetrics
+from finetune.tasks.metrics import Metric, WeightedMetrics, count_numbers
 from finetune.tasks.tables import wilson_interval
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
+# Rows that are drawn before their metrics are computed.
+MAX_DRAWN = 2**17
 # Bins of a reliability diagram, as in Guo et al. 2017.
 BINS = 15
 # A threshold is chosen so that the precision is this many standard errors above the target.
@@ -59,10 +61,11 @@ def bootstrap(
 ) -> dict[str, NDArray[np.float64]]:
     """Return metrics of resampled rows by name, [resamples]; each call draws the same resamples."""
     generator = np.random.default_rng(0)
-    drawn = (generator.integers(rows, size=rows) for _ in range(resamples))
-    counts = (np.bincount(numbers, minlength=rows).astype(np.float64) for numbers in drawn)
-    metrics = [*map(compute, counts)]
-    return {name: np.array([of_resample[name] for of_resample in metrics]) for name in metrics[0]}
+    parts = []
+    for sizes in np.array_split(np.arange(resamples), math.ceil(resamples * rows / MAX_DRAWN)):
+        drawn = generator.integers(rows, size=(len(sizes), rows))
+        parts.append(compute(count_numbers(drawn, np.ones(drawn.shape), rows)))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def percentile_interval(value: float, resampled: Floats) -> Interval:

@@ -364,10 +364,10 @@ class Task(ABC):
         }
         metrics = compute_metrics(self.problem_type, labels, needed, weights)
         for metric in others:
-            metrics[metric.name] = metric.compute(labels, outputs.predicted, weights)
+            metrics[metric.name] = float(metric.compute(labels, outputs.predicted, weights))
         baseline = self.baseline_predictions(labels)
         baselines = {
-            name: METRICS[name].compute(labels, baseline, weights)
+            name: float(METRICS[name].compute(labels, baseline, weights))
             for name in metrics
             if METRICS[name].baseline
         }

@@ -91,6 +91,16 @@ def test_a_row_that_counts_twice_is_as_good_as_two_rows(task: Task) -> None:
     assert found.keys() == scores.keys() - {"mean_average_precision"}
 
 
+@TASKS
+def test_resamples_together_have_the_metrics_of_each(task: Task) -> None:
+    random = np.random.default_rng(0)
+    compute = task.weighted_metrics(task.prediction_rows(*draw_rows(task, random)))
+    counts = random.integers(0, 4, size=(5, ROWS)).astype(float)
+    expected = [compute(one) for one in counts]
+    for name, values in compute(counts).items():
+        assert values == pytest.approx([metrics[name] for metrics in expected], rel=1e-6)
+
+
 def test_numbers_that_are_all_the_same_have_no_correlation() -> None:
     labels, predicted, weights = np.array([0.1, 0.1]), np.array([0.7, 0.2]), np.ones(2)
     assert pearson(labels, predicted, weights) == 0
