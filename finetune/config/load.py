@@ -11,9 +11,10 @@ import sys
 import textwrap
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -21,6 +22,9 @@ import finetune
 from finetune.config.schema import OPTION_BY_OTHER_NAME, OPTIONS, Config, change_options, flag_of
 from finetune.errors import ConfigurationError
 from finetune.files import is_there
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 ENVIRONMENT_PREFIX = "FINETUNE_"
 # Variables with the prefix that are not options.
@@ -161,13 +165,13 @@ def check_value(option: str, value: Any, source: str) -> Any:
 
 def check_type(hint: Any, value: Any, *, words: str, is_strict: bool = True) -> Any:
     """Convert a value to a type; raise ``ConfigurationError`` if that fails or it is empty."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if isinstance(value, str) and not value:
         raise ConfigurationError(f"{words} is empty", remedy="set a value, or drop the option")
     try:
-        return TypeAdapter[Any](hint).validate_python(value, strict=is_strict)
+        return _adapter(hint).validate_python(value, strict=is_strict)
     except ValidationError as error:
         messages = (problem["msg"].partition(", unable")[0] for problem in error.errors())
         expected = " or ".join(message.removeprefix("Input should be ") for message in messages)
@@ -175,6 +179,13 @@ def check_type(hint: Any, value: Any, *, words: str, is_strict: bool = True) -> 
             f"{words} is {reprlib.repr(value)}, but should be {expected}",
             remedy="see --help-all for the values that each option accepts",
         ) from error
+
+
+@cache
+def _adapter(hint: Any) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(hint)
 
 
 def check_contradictions(config: Config) -> None:
