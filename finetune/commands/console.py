@@ -56,16 +56,24 @@ def show_lines(*lines: str) -> None:
 
 
 def show_table(
-    titles: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Collection[str] = ()
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Collection[str] = (),
+    marked: Sequence[Collection[str]] = (),
 ) -> None:
     """Print a table on standard output, without a header if all titles are empty.
 
     Columns of ``numbers`` are aligned to the right. On a terminal, other cells are wrapped to its
-    width. Elsewhere they are not wrapped.
+    width. Elsewhere they are not wrapped. ``marked`` has the words of each row, in lower case, that
+    are highlighted in its last cell.
     """
     from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+    from finetune.tasks.explanation import split_at_words
 
     table = Table(box=None, pad_edge=False, show_header=any(titles))
     cells = [list(map(escape_line, row)) for row in (titles, *rows)]
@@ -75,8 +83,12 @@ def show_table(
         min_width += width if is_number else min(width, MIN_TEXT_WIDTH)
         justify: Literal["left", "right"] = "right" if is_number else "left"
         table.add_column(column[0], justify=justify, no_wrap=is_number, overflow="fold")
-    for row in cells[1:]:
-        table.add_row(*row)
+    for number, row in enumerate(cells[1:]):
+        last: str | Text = row[-1]
+        if marked:
+            pieces = split_at_words(row[-1], marked[number])
+            last = Text.assemble(*((piece, "bold reverse" * is_word) for piece, is_word in pieces))
+        table.add_row(*row[:-1], last)
     terminal = Console()
     width = max(terminal.width, min_width) if terminal.is_terminal else LINE_WITHOUT_END
     Console(width=width, **LITERAL).print(table)

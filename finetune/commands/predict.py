@@ -25,6 +25,7 @@ from finetune.errors import UsageError
 from finetune.events import Emit, Info, WarningMessage, emit, sent_to
 from finetune.files import escape_controls, escape_line
 from finetune.runs.folder import RunFolder, open_run_folder
+from finetune.tasks.explanation import Explanation, decisive
 
 if TYPE_CHECKING:
     from finetune.data.columns import OtherData
@@ -56,6 +57,7 @@ def predict(
     *,
     device: DeviceName = "auto",
     all_scores: bool = False,
+    explain: bool = False,
     min_confidence: UnitInterval | None = None,
     target_precision: UnitInterval | None = None,
 ) -> "Predictions":
@@ -68,6 +70,8 @@ def predict(
             in the same order. The label of a missing text is None.
         device: Device to use.
         all_scores: Return the probability of each class, not only of the label.
+        explain: Return the words that decided, each with the change of the probability of the
+            label (or of the value) if the word is left out.
         min_confidence: Abstain if the probability of the label is below this value, such as 0.9.
         target_precision: Abstain below a confidence threshold per class, chosen so that the
             validation rows of the run reach this precision, such as 0.95.
@@ -76,6 +80,7 @@ def predict(
     return load(run, device=device).classify(
         texts,
         all_scores=all_scores,
+        explain=explain,
         min_confidence=min_confidence,
         target_precision=target_precision,
     )
@@ -122,6 +127,7 @@ class LoadedModel:
         texts: Any,
         *,
         all_scores: bool = False,
+        explain: bool = False,
         min_confidence: UnitInterval | None = None,
         target_precision: UnitInterval | None = None,
     ) -> "Predictions":
@@ -134,7 +140,7 @@ class LoadedModel:
             raise UsageError(f"{texts!r} is the name of a file", remedy=remedy)
         pieces = read_any_texts(texts, self._columns, reads_pairs=self.model.reads_pairs)
         limits = {"min_confidence": min_confidence, "target_precision": target_precision}
-        chunks = self.stream(pieces, limits, all_scores=all_scores)
+        chunks = self.stream(pieces, limits, all_scores=all_scores, explains=explain)
         return Predictions(chain.from_iterable(chunks))
 
     def stream(
@@ -143,6 +149,7 @@ class LoadedModel:
         limits: Mapping[str, float | None] | None = None,
         *,
         all_scores: bool = False,
+        explains: bool = False,
         with_rows: bool = True,
     ) -> "Iterator[Sequence[Prediction]]":
         """Yield predictions in chunks, while ``pieces`` yields the texts that are available.
@@ -165,13 +172,15 @@ class LoadedModel:
             predictions: Sequence[Prediction] = []
             if any(is_filled):
                 filled = [column and [*compress(column, is_filled)] for column in (texts, pairs)]
-                predictions = self.model.predict(*filled, all_scores=all_scores)
+                predictions = self.model.predict(*filled, all_scores=all_scores, explains=explains)
             if lowest is not None:
                 predictions = abstain(predictions, lowest)
                 abstained += sum(None in item.values.values() for item in predictions)
             if values:
                 predictions = [_with_labels(prediction, values) for prediction in predictions]
             empty, following = self.model.no_prediction(all_scores=all_scores), iter(predictions)
+            if explains:
+                empty = replace(empty, explanation=Explanation())
             rows = chunk.records() if with_rows else [{}] * len(texts)
             cells = zip(is_filled, texts, pairs or [None] * len(texts), rows, strict=True)
             count, missing = count + len(texts), missing + is_filled.count(False)
@@ -321,8 +330,8 @@ def command(
         model = load(run, device=options.pop("device"))
         if written:
             pieces = written.reading(pieces)
-        scores = options.pop("all_scores")
-        chunks = model.stream(pieces, options, all_scores=scores, with_rows=not written)
+        wanted = {"all_scores": options.pop("all_scores"), "explains": options.pop("explain")}
+        chunks = model.stream(pieces, options, **wanted, with_rows=not written)
         first = next(chunks)
         live.close()  # a progress bar would break up the predictions
         _show(chain([first], chunks), written, display=display)
@@ -373,7 +382,8 @@ def _show_lines(predictions: "Sequence[Prediction]", *, is_first: bool) -> None:
     rows = [_cells(prediction) for prediction in predictions]
     titles, lines = [title for title, _ in rows[0]], [[cell for _, cell in row] for row in rows]
     if sys.stdout.isatty():
-        show_table(titles if is_first else [""] * len(titles), lines)
+        marked = [decisive(prediction.explanation or []) for prediction in predictions]
+        show_table(titles if is_first else [""] * len(titles), lines, marked=marked)
     else:
         lines = [titles] * is_first + lines
         click.echo("\n".join("\t".join(map(escape_line, line)) for line in lines))
@@ -390,6 +400,8 @@ def _cells(prediction: "Prediction") -> list[tuple[str, str]]:
             numbers = dict(value)
         elif name == "probability":
             numbers[name] = value
+        elif name == "explanation":
+            words.append((name, joined(value)))
         else:
             shown = rounded(value) if isinstance(value, float) else value
             cell = joined(shown) if isinstance(shown, list) else str(shown)

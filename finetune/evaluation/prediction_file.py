@@ -21,6 +21,7 @@ from finetune.events import WarningMessage, emit
 from finetune.files import naming, temporary_path
 from finetune.ownership import check_output_file
 from finetune.tasks.base import Prediction, rename_taken
+from finetune.tasks.explanation import notable
 from finetune.tasks.labels import has_decimal_commas
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
@@ -149,6 +150,8 @@ def _flatten(result: Mapping[str, Any], show: Callable[[float], Any]) -> dict[st
 
 
 def joined(values: Sequence[Any], show: Callable[[float], Any] = "{:.3f}".format) -> str:
-    """Return labels, or their probabilities, joined by |; as JSON if a label has a |."""
+    """Return labels, probabilities or an explanation joined by |; as JSON if a label has a |."""
+    if any(isinstance(value, Mapping) for value in values):
+        values = notable(values)
     cells = [str(show(value) if isinstance(value, float) else value) for value in values]
     return as_json(cells) if "|" in "".join(cells) else "|".join(cells)

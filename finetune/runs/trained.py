@@ -10,6 +10,7 @@ from finetune import distributed
 from finetune.config.schema import Config
 from finetune.devices.base import BatchSize, Device, move_to_device
 from finetune.devices.select import select_device
+from finetune.evaluation.explain import explain
 from finetune.evaluation.predict import Predictor
 from finetune.events import WarningMessage, emit
 from finetune.model.load import TextModel, load_model
@@ -49,9 +50,29 @@ class TrainedModel:
         return cls(config, text_model, chosen, predictor, reads_pairs(folder))
 
     def predict(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, all_scores: bool = False
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        all_scores: bool = False,
+        explains: bool = False,
     ) -> Sequence[Prediction]:
-        """Return the prediction for each of at least one text or pair."""
+        """Return the prediction for each of at least one text or pair.
+
+        With ``explains``, each prediction has the words that decided it.
+        """
+        task, logits = self.text_model.task, self.text_logits(texts, pairs)
+        predictions = task.predict(texts, logits, all_scores=all_scores)
+        if not explains:
+            return predictions
+        explanations = explain(task, self.text_logits, logits, texts, pairs)
+        both = zip(predictions, explanations, strict=True)
+        return [replace(prediction, explanation=words) for prediction, words in both]
+
+    def text_logits(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None
+    ) -> NDArray[np.float32]:
+        """Return the logits of texts or pairs: float32 of shape [texts, outputs]."""
         options = self.config.model
         encoded = self.text_model.encode(
             texts, pairs, max_length=options.max_length, stride=options.window_stride
@@ -61,9 +82,7 @@ class TrainedModel:
             # Pad to powers of two, so that later texts have the same shapes.
             lengths = 2 ** np.ceil(np.log2(lengths)).astype(np.int64)
         with distributed.alone():
-            logits = self._logits(self.text_model.inputs(encoded), lengths)
-        task = self.text_model.task
-        return task.predict(texts, logits, all_scores=all_scores)
+            return self._logits(self.text_model.inputs(encoded), lengths)
 
     def no_prediction(self, *, all_scores: bool = False) -> Prediction:
         """Return the prediction for a missing text, in which each value is None."""

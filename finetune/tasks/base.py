@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.config.schema import TrainingConfig
+from finetune.tasks.explanation import Explanation
 from finetune.tasks.labels import flat_values, map_values, sort_classes
 from finetune.tasks.metrics import (
     METRICS,
@@ -57,8 +58,8 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 class Prediction(DisplayMixin):
     """The prediction for a text; each value, such as ``label``, is also an attribute.
 
-    The label is None if the model abstains or the text is missing. ``columns`` is the row of a
-    table from which the text comes.
+    The label is None if the model abstains or the text is missing. ``explanation`` has the words
+    that decided. ``columns`` is the row of a table from which the text comes.
     """
 
     text: str
@@ -66,6 +67,7 @@ class Prediction(DisplayMixin):
     probabilities: Mapping[str, float | None] | None = None
     columns: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     text_pair: str | None = field(default=None, kw_only=True)
+    explanation: Explanation | None = field(default=None, kw_only=True)
 
     def __getattr__(self, name: str) -> Any:
         if name not in vars(self).get("values", {}):
@@ -75,8 +77,12 @@ class Prediction(DisplayMixin):
     @property
     def result(self) -> dict[str, Any]:
         """All predicted values by name."""
-        more = {} if self.probabilities is None else {"probabilities": self.probabilities}
-        return {**self.values, **more}
+        result = {**self.values}
+        if self.probabilities is not None:
+            result["probabilities"] = self.probabilities
+        if self.explanation is not None:
+            result["explanation"] = [change.to_json() for change in self.explanation]
+        return result
 
     @property
     def texts(self) -> dict[str, str]:
@@ -506,10 +512,20 @@ def scale_parameters(
 
 def abstain(predictions: Sequence[Prediction], lowest: Mapping[str, float]) -> list[Prediction]:
     """Replace labels whose probability is below the threshold of their class by None."""
+    withheld = [_withhold(prediction.values, lowest) for prediction in predictions]
     return [
-        replace(prediction, values=_withhold(prediction.values, lowest))
-        for prediction in predictions
+        replace(prediction, values=values, explanation=_explain_kept(prediction, values))
+        for prediction, values in zip(predictions, withheld, strict=True)
     ]
+
+
+def _explain_kept(prediction: Prediction, values: Mapping[str, Any]) -> Explanation | None:
+    """Return the explanation of the classes that are not withheld."""
+    explanation, kept = prediction.explanation, values.get("label", values.get("labels"))
+    if explanation is None or kept is None:
+        return explanation and Explanation.of(explanation.text, [])
+    changes = (change for change in explanation if change.label is None or change.label in kept)
+    return Explanation.of(explanation.text, changes)
 
 
 def _withhold(values: Mapping[str, Any], lowest: Mapping[str, float]) -> Mapping[str, Any]:

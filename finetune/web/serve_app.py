@@ -36,6 +36,8 @@ Text = tuple[str, str | None]
 # Texts of one request, and texts and time of one batch, which can't be stopped.
 MAX_TEXTS, MAX_BATCH_TEXTS, BATCH_SECONDS = 512, 256, 0.5
 BYTES_PER_TOKEN = 4
+# Explaining a text takes about ten times as long as predicting it.
+MAX_EXPLAINED_TEXTS = 16
 # Batches of many sizes fragment the memory of the process, which the C library keeps.
 BATCHES_PER_TRIM = 10
 # What the model applies to its logits, by task.
@@ -194,13 +196,14 @@ class ServedModel:
         tokens = 2 + sum(len(part.encode()) for part in text if part) // BYTES_PER_TOKEN
         return min(tokens, self._max_tokens or tokens)
 
-    def predict(self, texts: Sequence[Text]) -> Sequence[Prediction]:
+    def predict(self, texts: Sequence[Text], *, explains: bool = False) -> Sequence[Prediction]:
         """Return predictions with the probabilities of all classes, empty ones for blank texts."""
         first, second = zip(*texts, strict=True)
         is_filled = Texts(first, second if self.reads_pairs else None).is_filled
         filled = [*compress(first, is_filled)]
         pairs = [*compress(second, is_filled)] if self.reads_pairs else None
-        predictions = iter(self._model.predict(filled, pairs, all_scores=True) if filled else [])
+        wanted = {"all_scores": True, "explains": explains}
+        predictions = iter(self._model.predict(filled, pairs, **wanted) if filled else [])
         self._batches += 1
         if self._batches % BATCHES_PER_TRIM == 0:
             return_freed_memory()
@@ -214,6 +217,7 @@ class Parameters(StrictBody):
     min_confidence: float | None = Field(default=None, ge=0, le=1)
     target_precision: float | None = Field(default=None, ge=0, le=1)
     function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
+    explain: bool = False
 
 
 class PredictBody(StrictBody):
@@ -249,6 +253,14 @@ def make_serve_app(
     page = {"address": address, "needs_token": bool(token), **model.info}
     function = FUNCTIONS[model.info["task"]]
 
+    async def explain(texts: Sequence[Text]) -> list[Prediction]:
+        """Explain one text after another, so that other requests are answered in between."""
+        loop, predict_one = asyncio.get_running_loop(), partial(model.predict, explains=True)
+        explained = list[Prediction]()
+        for text in texts:
+            explained += await loop.run_in_executor(model.thread, predict_one, [text])
+        return explained
+
     async def predict(request: Request) -> Response:
         body = await read_body(request, PredictBody)
         texts, parameters = (
@@ -259,7 +271,10 @@ def make_serve_app(
             raise HTTPException(422, f"function_to_apply can only be {function} for this model")
         names = {"min_confidence", "target_precision"}
         lowest = model.find_lowest(**parameters.model_dump(include=names, exclude_none=True))
-        predictions = await answer_in_time(request, batcher.submit(texts))
+        if parameters.explain and len(texts) > MAX_EXPLAINED_TEXTS:
+            raise HTTPException(422, f"explain works for up to {MAX_EXPLAINED_TEXTS} texts at once")
+        work = explain(texts) if parameters.explain else batcher.submit(texts)
+        predictions = await answer_in_time(request, work)
         if lowest is not None:
             predictions = abstain(predictions, lowest)
         return JSONResponse([_answer(each, top_k=parameters.top_k) for each in predictions])
@@ -276,16 +291,25 @@ def make_serve_app(
 def _answer(prediction: Prediction, *, top_k: int | None) -> list[dict[str, Any]]:
     """Return the predicted classes, or with ``top_k`` the most likely ones; none if withheld.
 
-    A blank text has the label null.
+    A blank text has the label null. With an explanation, each class has its words.
     """
     values, probabilities = prediction.values, prediction.probabilities or {}
     value = values.get("value", next(iter(probabilities.values()), None))
     if value is None:
         return [{"label": None, "score": 0.0}]
+    explanation = prediction.explanation
+
+    def words_of(name: str) -> dict[str, Any]:
+        if explanation is None:
+            return {}
+        changes = (change for change in explanation if change.label in (None, name))
+        is_explained = "labels" in values or name == values.get("label", "value")
+        return {"explanation": [change.to_json() for change in changes] if is_explained else []}
+
     if "value" in values:
-        return [{"label": "value", "score": value}]
+        return [{"label": "value", "score": value, **words_of("value")}]
     names = values["labels"] if "labels" in values else values["label"]
     if names is not None and top_k is not None:
         names = sorted(probabilities, key=lambda name: -(probabilities[name] or 0.0))[:top_k]
     names = [names] if isinstance(names, str) else names or []
-    return [{"label": name, "score": probabilities[name]} for name in names]
+    return [{"label": name, "score": probabilities[name], **words_of(name)} for name in names]

@@ -365,3 +365,33 @@ def test_small_values_keep_their_digits(
     for value in (shown[1].split()[-1], filled.split(",")[1]):
         assert float(value) == pytest.approx(expected.value, rel=1e-5)
         assert 0 < abs(float(value)) < 1e-6
+
+
+def test_an_explained_change_is_what_predicting_the_changed_text_gives(finished_run: Path) -> None:
+    text = "Who wrote the novel Faust ?"
+    [prediction] = finetune.predict(finished_run, text, device="cpu", explain=True)
+    assert prediction.explanation
+    for change in prediction.explanation:
+        changed = text.replace(f"{change.word} ", "")
+        [without] = finetune.predict(finished_run, changed, device="cpu", all_scores=True)
+        probability = without.probabilities[prediction.label]
+        assert probability - prediction.probability == pytest.approx(change.change, abs=1e-4)
+    assert "novel" in prediction.explanation._repr_html_()
+    assert "explanation" in prediction.to_json()
+
+
+def test_explanations_are_pairs_in_tables_and_lists_in_json(
+    finished_run: Path, command: Command, tmp_path: Path
+) -> None:
+    table, output = tmp_path / "texts.csv", tmp_path / "out.csv"
+    table.write_text("text\nWho wrote Faust ?\n\n?!\n")
+    arguments = ("predict", finished_run, table, "--device", "cpu", "--explain")
+    assert command(*arguments, "--output", output).code == 0
+    explained = pandas.read_csv(output, keep_default_na=False)["explanation"].tolist()
+    assert [*map(bool, explained)] == [True, *[False] * (len(explained) - 1)]
+    word, change = explained[0].split("|")[0].split()
+    assert (word in "Who wrote Faust", float(change) != 0) == (True, True)
+    [first, *_] = map(json.loads, command(*arguments, "--json").output.splitlines())
+    assert first["explanation"][0].keys() == {"word", "change"}
+    abstained = command(*arguments, "--json", "--min-confidence", "1").output.splitlines()[0]
+    assert json.loads(abstained)["explanation"] == []

@@ -91,6 +91,7 @@ JSON = {"content-type": "application/json"}
         ('{"inputs": "a", "parameters": {"function_to_apply": "sigmoid"}}', 422, "only be softmax"),
         ('{"inputs": "a", "parameters": {"function_to_apply": "none"}}', 422, "only be softmax"),
         ('{"inputs": "a", "parameters": {"min_confidence": 1.0}}', 200, "[[]]"),
+        ('{"inputs": ["Who is it?", " "], "parameters": {"explain": true}}', 200, '"word":"Who"'),
         ('{"inputs": []}', 422, "0 texts"),
         ('{"inputs": 3}', 422, "inputs has to be a text"),
         ('{"inputs": null}', 422, "inputs has to be a text"),
@@ -111,6 +112,10 @@ JSON = {"content-type": "application/json"}
         ('{"inputs": "\\ud800"}', 400, "hex escape"),
         ('{"inputs": "a"', 400, "JSON"),
         (json.dumps({"inputs": ["a"] * 513}), 422, "513 texts"),
+        (
+            json.dumps({"inputs": ["a"] * 17, "parameters": {"explain": True}}),
+            422, "explain works for up to 16 texts",
+        ),
         (json.dumps({"inputs": "a" * 2**20}), 413, "1 MiB"),
     ],
 )  # fmt: skip
