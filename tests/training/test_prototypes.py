@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 
 from finetune.training.prototypes import Prototypes
 
@@ -44,10 +45,30 @@ def test_few_texts_hardly_move_the_prototypes(features: Features) -> None:
     assert few > many
 
 
+def test_a_name_has_at_least_half_of_the_weight_in_the_end(features: Features) -> None:
+    names, texts, _ = features
+    starts = names - names.mean(axis=0)
+    starts /= np.linalg.norm(starts, axis=1, keepdims=True)
+    # These texts have nothing in common with the names.
+    texts = np.roll(texts, 3, axis=1)
+    assert (Prototypes.of(names, texts).vectors * starts).sum(axis=1).min() > np.cos(np.pi / 4)
+
+
+@pytest.mark.parametrize(("noise", "least", "most"), [(0.2, 0.8, 0.95), (1.5, 0.3, 0.8)])
+def test_texts_that_leave_their_names_lower_the_confidence(
+    noise: float, least: float, most: float, features: Features
+) -> None:
+    names, texts, _ = features
+    texts = texts + noise * np.random.default_rng(2).normal(size=texts.shape).astype(np.float32)
+    logits = Prototypes.of(names, texts).head.logits(texts)
+    confidence = softmax(logits, axis=1).max(axis=1).mean()
+    assert least < confidence < most
+
+
 def test_logits_are_similarities_divided_by_the_temperature(features: Features) -> None:
     names, texts, _ = features
     prototypes = Prototypes.of(names, texts)
     centered = texts - prototypes.center
     mean_norm = np.linalg.norm(centered, axis=1).mean()
-    expected = centered / mean_norm @ prototypes.vectors.T / 0.05
+    expected = centered / mean_norm @ prototypes.vectors.T / prototypes.temperature
     np.testing.assert_allclose(prototypes.head.logits(texts), expected, atol=1e-3)
