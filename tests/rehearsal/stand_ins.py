@@ -32,12 +32,21 @@ MACHINE = "REHEARSED_MACHINE"
 CPU = torch.device("cpu")
 # The export takes ten seconds, and does not depend on the device.
 EXPORT = "export onnx"
-# Steps that run in one process.
-ALONE = (
-    "doctor", "doctor --parity", "run --seeds 2", "run --folds 3", "predict a text",
-    "predict a file", "compare", "report", EXPORT, "data check", "data audit", "find-batch",
-    "label", "serve",
+# Steps that don't depend on the device: one Mac rehearses them.
+ANYWHERE = (
+    EXPORT, "run --seeds 2", "run --folds 3", "compare", "report", "data check", "label", "serve",
 )  # fmt: skip
+# Steps that need a single process.
+ALONE = (
+    *ANYWHERE, "doctor", "doctor --parity", "predict a text", "predict a file", "data audit",
+    "find-batch",
+)  # fmt: skip
+# Runs that all other tests do on a CPU, and that don't ask which kind of CPU it is.
+_OTHER_RUNS = (
+    "run --train-layers 2", "run --lora-rank 8", "run with few labels", "run without labels",
+    "run with several labels", "run --long-texts windows", "kill and resume",
+)  # fmt: skip
+_ON_A_CPU = (*ANYWHERE, *_OTHER_RUNS, "predict a file")
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,7 @@ class Rehearsal:
     parity: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
     ranks: int = 1
-    left_out: tuple[str, ...] = (EXPORT,)
+    left_out: tuple[str, ...] = _ON_A_CPU
 
 
 _BF16_CPU = "model name\t: Intel(R) Xeon(R) Platinum 8480C\nflags\t: avx512_bf16 amx_bf16"
@@ -72,16 +81,20 @@ _PROC = ("/proc",)
 _NVIDIA = ("fp32", "bf16")
 _TWO_GPUS = replace(LINUX_WITH_CUDA, gpus=2 * LINUX_WITH_CUDA.gpus)
 
+_RANKS = (*ALONE, *_OTHER_RUNS, "run --batch-size auto")
+
 REHEARSALS: Mapping[str, Rehearsal] = {
-    "mac-8gb": Rehearsal(_MAC_8GB, "mps", hidden=_PROC),
-    "mac-64gb": Rehearsal(_MAC_64GB, "mps", ("bf16",), ("bf16", "fp16"), _PROC, left_out=()),
-    "nvidia": Rehearsal(LINUX_WITH_CUDA, "cuda", ("bf16",)),
+    "mac-8gb": Rehearsal(_MAC_8GB, "mps", hidden=_PROC, left_out=(EXPORT,)),
+    "mac-64gb": Rehearsal(
+        _MAC_64GB, "mps", ("bf16",), ("bf16", "fp16"), _PROC, left_out=ANYWHERE[1:]
+    ),
+    "nvidia": Rehearsal(LINUX_WITH_CUDA, "cuda", ("bf16",), left_out=ANYWHERE),
     "cpu-without-bf16": Rehearsal(LINUX),
     "cpu-with-bf16": Rehearsal(Machine(cpuinfo=_BF16_CPU), precisions=_NVIDIA),
     "arm-linux": Rehearsal(_ARM, precisions=_NVIDIA),
     "linux-without-proc": Rehearsal(Machine(), hidden=_PROC),
     "two-cpu-ranks": Rehearsal(LINUX, ranks=2, left_out=ALONE),
-    "two-nvidia-ranks": Rehearsal(_TWO_GPUS, "cuda", ("bf16",), ranks=2, left_out=ALONE),
+    "two-nvidia-ranks": Rehearsal(_TWO_GPUS, "cuda", ("bf16",), ranks=2, left_out=_RANKS),
 }
 
 
