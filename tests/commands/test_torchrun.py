@@ -3,7 +3,6 @@
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -11,9 +10,11 @@ import torch
 from held import FINETUNE, STEP, Hold, Start
 from tiny_runs import flags, run_tiny, weights_of
 
+import finetune
+
 pytestmark = pytest.mark.slow
 
-# The steps don't depend on the number of processes. A checkpoint follows the fourth of six steps.
+# A checkpoint follows each of six steps.
 SHORT = {
     "num_train_epochs": 3, "early_stopping_patience": 0, "max_train_samples": 32,
     "save_strategy": "steps", "save_steps": 1, "save_total_limit": 5,
@@ -24,41 +25,25 @@ TORCHRUN = (*FINETUNE[:2], "torch.distributed.run", "--nproc-per-node=2", *FINET
 ENDS_WITHIN_SECONDS = 60
 
 
-def run_flags(folder: Path, model: Path, options: dict[str, Any] = SHORT) -> list[str]:
-    return ["run", *flags(**options), "--model", str(model), "--output-dir", str(folder)]
-
-
 def kill_second(process: subprocess.Popen[str]) -> None:
     """Kill the second process that the launcher started."""
     workers = psutil.Process(process.pid).children()
     next(one for one in workers if one.environ()["RANK"] == "1").kill()
 
 
-@pytest.fixture
-def hold(tmp_path: Path) -> Hold:
+def hold_second(folder: Path, *, call: int) -> Hold:
     """Make the second process wait in the middle of its training."""
-    (tmp_path / "hold").mkdir()
-    return Hold(tmp_path / "hold", STEP, call=4, rank=1)
+    folder.mkdir()
+    return Hold(folder, STEP, call=call, rank=1)
 
 
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory: pytest.TempPathFactory, model_without_dropout: Path) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    run_tiny(folder, model=model_without_dropout, **SHORT)
-    return folder
-
-
-def assert_same_weights(run: Path, other: Path) -> None:
-    weights, expected = weights_of(run), weights_of(other)
-    for name, tensor in weights.items():
-        torch.testing.assert_close(tensor, expected[name], atol=1e-4, rtol=0)
-
-
-def test_a_killed_process_ends_the_run_which_is_resumed(
-    start: Start, hold: Hold, tmp_path: Path, model_without_dropout: Path, whole_run: Path
+def test_a_killed_process_ends_the_run_and_ctrl_c_stops_all_processes_after_one_step(
+    start: Start, tmp_path: Path, model_without_dropout: Path
 ) -> None:
-    folder = tmp_path / "run"
-    arguments = [*run_flags(folder, model_without_dropout), "--resume-from-checkpoint", "auto"]
+    folder, options = tmp_path / "run", SHORT | {"model": str(model_without_dropout)}
+    arguments = ["run", *flags(**options), "--output-dir", str(folder)]
+    arguments += ["--resume-from-checkpoint", "auto"]
+    hold = hold_second(tmp_path / "hold", call=3)
     process = start(*TORCHRUN, *arguments, environment=hold.environment())
     hold.wait(process)
     kill_second(process)
@@ -68,12 +53,24 @@ def test_a_killed_process_ends_the_run_which_is_resumed(
     assert output == ""
     assert "another process of the run ended or no longer answers" in errors
 
-    again = start(*TORCHRUN, *arguments)
+    hold = hold_second(tmp_path / "again", call=2)
+    again = start(*TORCHRUN, *arguments, environment=hold.environment())
+    hold.wait(again)
+    again.send_signal(signal.SIGINT)
+    hold.let_go()
     output, errors = again.communicate(timeout=300)
-    assert again.returncode == 0, errors
-    assert output.count("report: ") == 1
-    assert "resuming after step" in errors
-    assert_same_weights(folder, whole_run)
+
+    assert again.returncode != 0
+    assert output == ""
+    assert "resuming after step 2" in errors
+    assert errors.count("error: stopped after step 4") == errors.count("error: ") == 1
+
+    # The steps don't depend on the number of processes.
+    finetune.run(resume_from_checkpoint=folder)
+    run_tiny(tmp_path / "whole", **options)
+    weights, expected = weights_of(folder), weights_of(tmp_path / "whole")
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-4, rtol=0)
 
 
 def test_an_error_of_all_ranks_is_reported_once(start: Start, tmp_path: Path) -> None:
@@ -84,19 +81,3 @@ def test_an_error_of_all_ranks_is_reported_once(start: Start, tmp_path: Path) ->
     assert process.returncode == 1
     assert errors.count("error: there is no file missing.csv") == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_ctrl_c_stops_all_processes_after_one_step(
-    start: Start, hold: Hold, tmp_path: Path, model_without_dropout: Path
-) -> None:
-    endless = SHORT | {"num_train_epochs": 100_000}
-    arguments = run_flags(tmp_path / "run", model_without_dropout, endless)
-    process = start(*TORCHRUN, *arguments, environment=hold.environment())
-    hold.wait(process)
-    process.send_signal(signal.SIGINT)
-    hold.let_go()
-    output, errors = process.communicate(timeout=300)
-
-    assert process.returncode != 0
-    assert output == ""
-    assert errors.count("error: stopped after step") == errors.count("error: ") == 1
