@@ -46,6 +46,8 @@ def prepared_folder(
         f"{number} is {'good' if number % 2 else 'bad'},{number % 2}\n" for number in range(40)
     )
     (tmp_path / "reviews.csv").write_text("review,stars\n" + rows)
+    (tmp_path / "tickets.csv").write_text("text\n" + "my card was charged twice\nlog me in\n" * 9)
+    (tmp_path / "classes.csv").write_text("text,label\nmy card,billing\nlog in,login\n")
     (tmp_path / "new.csv").write_text("text\n3 is good\n")
     (tmp_path / "questions.txt").write_text("Who wrote Faust?\nHow far is the moon?\n")
     (tmp_path / "model").symlink_to(tiny_folder)
@@ -90,8 +92,10 @@ def test_commands_of_the_readme_run(prepared_folder: Path, command: Command) -> 
         if arguments[0] in ("bench", "find-batch"):  # have tests that run them with fewer trials
             continue
         if arguments[0] == "run":
-            arguments += [*QUICK, "--model", str(prepared_folder / "model")]
-            if not {"reviews.csv", "questions"} & set(arguments):
+            is_unlabeled = "tickets.csv" in arguments
+            arguments += QUICK[-2:] if is_unlabeled else QUICK
+            arguments += ["--model", str(prepared_folder / "model")]
+            if not {"reviews.csv", "questions", "tickets.csv"} & set(arguments):
                 arguments += ["--data", "questions"]  # instead of TREC, which is not available
         elif arguments[:2] == ["data", "check"]:
             arguments += ["--model", str(prepared_folder / "model")]
