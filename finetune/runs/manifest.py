@@ -7,6 +7,7 @@ import platform
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ PACKAGES = (
 _SAVED_WITH_MODEL = {name: option for name, option in OPTIONS.items() if option.saved_with_model}
 
 
+@cache
 def package_versions() -> dict[str, str]:
     """Return the versions of packages that affect results."""
     return {package: version(package) for package in PACKAGES}
