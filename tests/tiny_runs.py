@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -61,6 +62,11 @@ class Outcome:
 
 
 Command = Callable[..., Outcome]
+
+
+def slow(value: Any) -> Any:
+    """Return a parameter of a test that the quick tests leave out."""
+    return pytest.param(value, marks=pytest.mark.slow)
 
 
 def run_tiny(folder: Path, *, model: Path, **options: Any) -> dict[str, Any]:

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from prepared_runs import prepare_tiny, was_emitted
 from tiny_models import save_tiny_model
-from tiny_runs import at, have_same_bits, logged_metrics, press_ctrl_c, unfinished_files, weights_of
+from tiny_runs import (
+    at,
+    have_same_bits,
+    logged_metrics,
+    press_ctrl_c,
+    slow,
+    unfinished_files,
+    weights_of,
+)
 from transformers import pipeline
 
 import finetune
@@ -26,6 +34,7 @@ from finetune.training import plan
 STEPS = 6
 RECIPES: list[dict[str, Any]] = [{}, {"freeze_core": True}]
 IDS = ["contrastive", "solved head"]
+LISTED = {encoder["config"]["model_type"] for encoder in read_encoders()}
 CLASSES = {"person": "who wrote {}?", "number": "how many {} are there?", "place": "where is {}?"}
 THINGS = ("the city", "an animal", "water", "a river", "the book of 12", "food", "a hill", "a name")
 
@@ -96,7 +105,7 @@ def test_the_recipe_is_said_once_and_the_run_has_all_its_files(few_run: FewRun) 
     assert not (run / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("stop", [(Step, 3), (Step, STEPS), (Stage, "test")])
+@pytest.mark.parametrize("stop", [(Step, 3), slow((Step, STEPS)), slow((Stage, "test"))])
 @pytest.mark.parametrize("few_run", RECIPES[:1], ids=IDS[:1], indirect=True)
 def test_a_run_stopped_within_the_contrastive_steps_resumes_bit_for_bit(
     stop: tuple[Any, Any], few_run: FewRun, train: Train, tmp_path: Path
@@ -117,10 +126,10 @@ def test_a_run_stopped_within_the_contrastive_steps_resumes_bit_for_bit(
     "options",
     [
         {"train_layers": 1},
-        {"long_texts": "windows", "max_length": 8, "stride": 2},
+        slow({"long_texts": "windows", "max_length": 8, "stride": 2}),
         {"freeze_core": True, "long_texts": "windows", "max_length": 8, "stride": 2},
-        {"gradient_checkpointing": True, "class_weights": "balanced"},
-        {"freeze_core": True, "label_smoothing": 0.1},
+        slow({"gradient_checkpointing": True, "class_weights": "balanced"}),
+        slow({"freeze_core": True, "label_smoothing": 0.1}),
     ],
     ids=lambda options: " ".join(options),
 )
@@ -153,7 +162,7 @@ def test_heads_of_numbers_and_of_several_labels_are_solved_over_a_frozen_encoder
     assert np.isfinite([results["eval_loss"], results["test_loss"]]).all()
 
 
-@pytest.mark.parametrize("options", [{}, {"train_layers": 1}], ids=["full", "last layer"])
+@pytest.mark.parametrize("options", [slow({}), {"train_layers": 1}], ids=["full", "last layer"])
 def test_a_head_also_learns_from_unlabeled_texts(
     options: dict[str, Any], train: Train, tmp_path: Path
 ) -> None:
@@ -213,8 +222,8 @@ DESCRIPTIONS = {name: question.format("a city") for name, question in CLASSES.it
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"train_layers": 1}, {"long_texts": "windows", "max_length": 8, "stride": 2}],
-    ids=lambda options: " ".join(options) or "full",
+    [{"train_layers": 1}, slow({"long_texts": "windows", "max_length": 8, "stride": 2})],
+    ids=lambda options: " ".join(options),
 )
 def test_descriptions_of_classes_are_training_rows(
     options: dict[str, Any], train: Train, tmp_path: Path
@@ -231,7 +240,11 @@ def test_descriptions_of_classes_are_training_rows(
 
 
 @pytest.mark.parametrize(
-    "architecture", sorted({encoder["config"]["model_type"] for encoder in read_encoders()})
+    "architecture",
+    [
+        "bert",
+        *map(slow, sorted({one["config"]["model_type"] for one in read_encoders()} - {"bert"})),
+    ],
 )
 def test_each_listed_architecture_learns_from_few_labels_by_the_mean_of_the_tokens(
     architecture: str, train: Train, tmp_path: Path

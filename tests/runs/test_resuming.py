@@ -146,6 +146,7 @@ def test_a_calibrated_model_that_is_stopped_is_not_calibrated_twice(
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_lora_holds_what_trains_and_is_resumed_bit_for_bit(
     tmp_path: Path, tiny_folder: Path
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from prepared_runs import prepare_tiny, train_prepared
 from tiny_models import save_tiny_model
-from tiny_runs import have_same_bits, logged_metrics, run_tiny, weights_of
+from tiny_runs import have_same_bits, logged_metrics, run_tiny, slow, weights_of
 
 import finetune
 from finetune.errors import FinetuneError, LossNotFiniteError
@@ -40,13 +40,12 @@ def test_the_same_seed_gives_the_same_bits_in_a_thread_too(
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_steps": 2},
         {"num_train_epochs": 1.0, "save_steps": 1, "validation_fraction": 0.2},
-        {"lora_rank": 4, "max_steps": 2},
+        slow({"lora_rank": 4, "max_steps": 2}),
         {"freeze_core": True},
         {"freeze_core": True, "max_steps": 2},
-        {"head": "classifier", "fit_head": "off", "num_train_epochs": 1.0},
-        {"contrastive": "on"},
+        slow({"head": "classifier", "fit_head": "off", "num_train_epochs": 1.0}),
+        slow({"contrastive": "on"}),
     ],
     ids=str,
 )
