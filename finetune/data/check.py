@@ -7,6 +7,7 @@ Both are frames with a row per text: ``text``, ``number``, which equal texts sha
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,12 +20,16 @@ from numpy.typing import NDArray
 from finetune.data.dataset import Splits, number_splits, texts_of
 from finetune.events import WarningMessage
 from finetune.tasks.base import Task
-from finetune.tasks.labels import find_odd_names, listed_counts
+from finetune.tasks.explanation import find_words
+from finetune.tasks.labels import find_odd_names, listed, listed_counts, name_as_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 MAX_EXAMPLES = 3
+# Words that this many texts of a class have, and hardly any other, may be a footer or a template.
+# In TREC, no word comes near: "who" is in 48% of the questions about persons.
+MIN_IN_CLASS, MAX_IN_OTHERS, MAX_TEMPLATE_ROWS = 0.75, 0.05, 2_000
 RARE_ROWS = 10
 STRONG_IMBALANCE, BALANCE = 10.0, "use --class-weights balanced"
 # Minimum ratio of rows between a class and its misspelling.
@@ -152,6 +157,8 @@ def check_splits(splits: Splits, task: Task) -> dict[str, dict[str, Any]]:
         "classes": {split: task.count_classes(array) for split, array in labels.items()},
         "figures": {split: task.describe(array) for split, array in labels.items()},
     }
+    if task.class_names:
+        report["templates"] = find_templates(parts["train"])
     for name, check in CHECKS.items():
         findings = {split: check.find(part, parts["train"]) for split, part in parts.items()}
         report[name] = {split: finding for split, finding in findings.items() if finding}
@@ -195,6 +202,41 @@ def match_misspelled_names(counts: Mapping[str, int]) -> dict[str, str]:
         for other in difflib.get_close_matches(name, same_digits, n=1, cutoff=MIN_SIMILARITY):
             matches[name] = other
     return matches
+
+
+def find_templates(train: pandas.DataFrame) -> dict[str, list[str]]:
+    """Return the words that nearly all texts of a class have, and hardly any other, by class.
+
+    A single word, or the name of the class, may be what the texts are about.
+
+    >>> rows = [(f"ticket {n} via Acme", "a") for n in range(10)] + [("a ticket", "b")] * 10
+    >>> find_templates(pandas.DataFrame(rows, columns=["text", "label"]))
+    {'a': ['acme', 'via']}
+    """
+    sample = train.sample(min(len(train), MAX_TEMPLATE_ROWS), random_state=0)
+    words = [{*find_words(text)} for text in sample["text"]]
+    every = Counter(word for of_text in words for word in of_text)
+    templates = {}
+    for name, numbers in sample.reset_index().groupby("label").indices.items():
+        counts = Counter(word for number in numbers for word in words[number])
+        own, others = len(numbers), len(words) - len(numbers)
+        typical = sorted(
+            word
+            for word, count in counts.items()
+            if count >= MIN_IN_CLASS * own and every[word] - count <= MAX_IN_OTHERS * others
+            if word not in find_words(name_as_text(str(name)))
+        )
+        if len(typical) > 1 and min(own, others) >= RARE_ROWS:
+            templates[str(name)] = typical
+    return templates
+
+
+def describe_templates(templates: Mapping[str, list[str]]) -> Iterator[WarningMessage]:
+    """Yield a finding for each class of ``find_templates``."""
+    for name, words in templates.items():
+        finding = f"nearly all texts of {name!r} and hardly any others have: {listed(words)}"
+        remedy = "remove these words if they are a signature, a footer or a template"
+        yield WarningMessage(finding, remedy)
 
 
 def describe_lengths(
@@ -270,6 +312,7 @@ def suggest_changes(
     changes = [*find_imbalance(classes)]
     changes += [WarningMessage(*names) for names in find_odd_names(classes)]
     changes += find_misspelled_names(classes)
+    changes += describe_templates(report.get("templates", {}))
     for name, (_, titles, remedy) in CHECKS.items():
         for split, finding in report[name].items():
             counts = [f"{title}: {finding[key]:,}" for key, title in titles.items()]

@@ -25,7 +25,7 @@ from finetune.report.chart import Axis, Chart, Series, chart_of, in_percent
 from finetune.report.templates import TEMPLATES, remove_folders, without_folder
 from finetune.runs.folder import RunFolder, SeveralFolder
 from finetune.runs.journal import read_warnings
-from finetune.runs.results import RunResults, confused_with, summarize
+from finetune.runs.results import ClassWords, RunResults, confused_with, summarize
 from finetune.runs.several import Rows as FoldRows
 from finetune.runs.several import SeveralResults
 from finetune.tasks.metrics import METRICS, Metric
@@ -93,6 +93,7 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
         probabilities=show_probabilities(results.calibration, probabilities, is_right),
         tables={
             **({"texts": unlabeled.table} if unlabeled else {}),
+            "words": tabulate_words(results.details.class_words),
             "coverage": tabulate_coverage(probabilities, is_right),
             "costs": tabulate_costs(results),
         },
@@ -145,6 +146,23 @@ def tabulate_classes(results: RunResults) -> Table | None:
         trained = format_value(results.details.class_rows.get(row[0]))
         rows.append([*row, trained, *(others or ["–"])])
     return replace(table, columns=[*table.columns, "training rows", "misclassified as"], rows=rows)
+
+
+def tabulate_words(words: Mapping[str, ClassWords]) -> Table:
+    """Return the words that each class goes by, one row per class."""
+    rows = [
+        (
+            name,
+            str(of_class.rows),
+            ", ".join(f"{word.word} {word.change:+.2f} ({word.rows})" for word in of_class.words),
+        )
+        for name, of_class in words.items()
+    ]
+    note = (
+        "The words whose absence lowers the probability of the predicted class most, with the mean"
+        " change over the explained test rows of the class, and how many of these have the word."
+    )
+    return Table("What each class goes by", ("class", "rows", "words"), rows, 3, note)
 
 
 def draw_scatter(rows: Rows) -> list[Chart]:

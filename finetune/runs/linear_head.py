@@ -176,9 +176,11 @@ class PrototypeFitter:
         read = partial(read_features, self._inputs, trainer.plan, trainer.predictor)
         described, texts = read(examples["train"]), read(examples["unlabeled"]).features
         is_class = described.labels[:, None] == np.arange(described.outputs)
-        head = Prototypes.of(mean_by_class(described.features, is_class), texts).head
-        head.copy_to(self._inputs.text_model.output_parameters)
-        return head.loss
+        prototypes = Prototypes.of(mean_by_class(described.features, is_class), texts)
+        fits = zip(self._inputs.task.class_names, prototypes.names_fit, strict=True)
+        trainer.progress.misfits = [name for name, is_similar in fits if not is_similar]
+        prototypes.head.copy_to(self._inputs.text_model.output_parameters)
+        return prototypes.head.loss
 
 
 def read_features(

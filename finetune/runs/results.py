@@ -45,8 +45,6 @@ CHEAPER = 5
 MACRO_F1_GAP = 0.1
 ValidationKind = Literal["held out", "cross-validated"]
 Name = TypeVar("Name")
-# A class of a run without labels is odd below and above this multiple of an even share.
-MIN_SHARE, MAX_SHARE = 0.1, 5.0
 # Numbers of texts that are shown for each class.
 CERTAIN_TEXTS, UNCERTAIN_TEXTS = 3, 2
 
@@ -62,10 +60,14 @@ class ClassTexts:
 
 @dataclass(frozen=True)
 class UnlabeledTexts:
-    """The texts of a run without labels: their number, and the predictions by class."""
+    """The texts of a run without labels: their number, and the predictions by class.
+
+    The names of ``misfits`` don't resemble the texts that are predicted as these classes.
+    """
 
     texts: int
     classes: Mapping[str, ClassTexts]
+    misfits: Sequence[str]
 
     @property
     def table(self) -> Table:
@@ -81,15 +83,25 @@ class UnlabeledTexts:
         columns = ("class", "texts", "model is", "text")
         return Table("Texts predicted as each class", columns, rows, text_columns=4, note=note)
 
-    @property
-    def odd(self) -> list[str]:
-        """The classes that attract hardly any text, or far too many."""
-        mean = 1 / len(self.classes)
-        return [
-            name
-            for name, texts in self.classes.items()
-            if not MIN_SHARE * mean <= texts.fraction <= max(MAX_SHARE * mean, LOPSIDED)
-        ]
+
+@dataclass(frozen=True)
+class ClassWord:
+    """A word, the mean change of the probability without it, and the rows of the class with it.
+
+    The mean is over all explained rows of the class.
+    """
+
+    word: str
+    change: float
+    rows: int
+
+
+@dataclass(frozen=True)
+class ClassWords:
+    """The words without which the probability of a class falls most, and its explained rows."""
+
+    rows: int
+    words: Sequence[ClassWord]
 
 
 @dataclass(frozen=True)
@@ -101,7 +113,7 @@ class RunDetails:
     fitted on, and the fraction of test rows that a head without them predicts differently.
     ``names`` says whether the names of classes were training rows, and why. ``drawn`` counts the
     rows that ``finetune label`` drew at random; it is None for other tables. ``no_labels`` is for a
-    run without labels.
+    run without labels. ``class_words`` has the words that each class goes by, from test rows.
     """
 
     choices: Sequence[AutoTunedOption]
@@ -113,6 +125,7 @@ class RunDetails:
     names: str = ""
     drawn: int | None = None
     no_labels: UnlabeledTexts | None = None
+    class_words: Mapping[str, ClassWords] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -237,7 +250,9 @@ def with_distinct(scores: Scores, task: Task, rows: Sequence[Mapping[str, Any]])
     return replace(scores, distinct={"samples": int(weights.sum()), **metrics})
 
 
-def describe_texts(task: Task, logits: Logits, texts: "pyarrow.Table") -> UnlabeledTexts:
+def describe_texts(
+    task: Task, logits: Logits, texts: "pyarrow.Table", *, misfits: Sequence[str]
+) -> UnlabeledTexts:
     """Return the predictions of unlabeled texts by class, with the most and least certain ones."""
     outputs = task.read_logits(logits)
     assert outputs.probabilities is not None
@@ -252,7 +267,8 @@ def describe_texts(task: Task, logits: Logits, texts: "pyarrow.Table") -> Unlabe
             for chosen in (certain, rest[::-1][:UNCERTAIN_TEXTS])
         )
         classes[name] = ClassTexts(len(rows) / len(column), *shown)
-    return UnlabeledTexts(len(column), classes)
+    without = [name for name, of_class in classes.items() if not of_class.fraction]
+    return UnlabeledTexts(len(column), classes, [*dict.fromkeys([*misfits, *without])])
 
 
 def read_results(folder: RunFolder) -> RunResults:
@@ -318,14 +334,11 @@ def _summarize_unlabeled(results: RunResults, unlabeled: UnlabeledTexts) -> str:
         " with `finetune label`: it draws a quarter of them at random, and `finetune evaluate`"
         " measures the accuracy on these."
     ]
-    if unlabeled.odd:
-        share = ", ".join(
-            f"{quote_name(name)} ({percent(unlabeled.classes[name].fraction)})"
-            for name in unlabeled.odd
-        )
+    if unlabeled.misfits:
+        names = ", ".join(map(quote_name, unlabeled.misfits))
         sentences.append(
-            f"Too few or too many texts are predicted as {share}. A description or made-up examples"
-            " (`--class-descriptions`) may help."
+            f"These class names hardly resemble the texts that they attract: {names}."
+            " Describe these classes with `--class-descriptions`, or make up examples."
         )
     return " ".join(sentences)
 

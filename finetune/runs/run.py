@@ -59,7 +59,10 @@ from finetune.runs.results import (
     describe_texts,
     with_intervals,
 )
+from finetune.runs.trained import TrainedModel
+from finetune.runs.words import explain_rows, words_of_classes
 from finetune.tasks.base import Labels, Task
+from finetune.tasks.explanation import Explanation
 from finetune.tasks.metrics import choose_metric
 from finetune.tasks.scores import Scores
 from finetune.training.interruption import signal_of
@@ -240,10 +243,19 @@ class Run:
             test_rows = _prediction_rows(inputs, "test", test)
             test_scores = with_intervals(task.score(*test), task, test_rows)
         details = _describe_details(inputs, self.plan, self.head, self.progress)
+        if is_main and test and write_pages and not self.config.data.private_data:
+            with stage("words"):
+                explained, sample = self._explain(saved, task, *test)
+            for number, explanation in explained.items():
+                test_rows[number]["explanation"] = [change.to_json() for change in explanation]
+            if task.class_names:
+                words = words_of_classes(task, test[0], explained, sample)
+                details = replace(details, class_words=words)
         if inputs.method.uses_prototypes:
             with stage("unlabeled"):
                 logits, _ = self.trainer.predict("unlabeled")
-            no_labels = describe_texts(task, logits, inputs.data.unlabeled)
+            texts, misfits = inputs.data.unlabeled, self.progress.misfits
+            no_labels = describe_texts(task, logits, texts, misfits=misfits)
             details = replace(details, no_labels=no_labels)
         results = RunResults(
             task=task,
@@ -271,6 +283,24 @@ class Run:
             "test", results.test.metrics, step=self.progress.steps, epoch=results.training.epoch
         )
         return results
+
+    def _explain(
+        self, saved: TextModel, task: Task, logits: NDArray[np.float32], labels: Labels
+    ) -> tuple[dict[int, Explanation], list[int]]:
+        """Return explanations of mistakes and of a sample of test rows, and this sample."""
+        predictor = replace(self.trainer.predictor, model=saved.model)
+        reads_pairs = "text_pair" in self.inputs.data.splits["train"].column_names
+        text_model = replace(saved, task=task)
+        model = TrainedModel(self.config, text_model, self.inputs.device, predictor, reads_pairs)
+        errors = task.row_errors(task.prediction_rows(logits, labels))
+        worst = np.argsort(-errors, kind="stable")[: np.count_nonzero(errors)].tolist()
+        examples, rows = self.inputs.examples, self.inputs.data.splits["test"]
+        tokens = float(sum(split.lengths.sum() for split in examples.values()))
+        if self.plan.method.takes_steps:
+            # A backward pass takes about twice as long as a forward pass.
+            trained = self.progress.steps * self.plan.examples_per_step
+            tokens += 3 * trained * float(examples["train"].lengths.mean())
+        return explain_rows(model, rows, logits, mistakes=worst, tokens=tokens)
 
     def _save(
         self,

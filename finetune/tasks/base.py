@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.config.schema import TrainingConfig
-from finetune.tasks.explanation import Explanation
+from finetune.tasks.explanation import Explanation, MarkedText
 from finetune.tasks.labels import flat_values, map_values, sort_classes
 from finetune.tasks.metrics import (
     METRICS,
@@ -465,7 +465,8 @@ class Task(ABC):
         listed = wrong[: MAX_LISTED if self.class_names else MAX_MISTAKES]
         names = [name for name in ("split", "row", "id") if rows and name in rows[0]]
         cells = [
-            (*(str(row[name]) for name in names), text_of(row),
+            (*(str(row[name]) for name in names),
+             MarkedText.of(text_of(row), row.get("explanation", [])),
              format_value(row["label"]), format_value(row["predicted"]), error)
             for number in listed
             for row, error in [(rows[number], show(errors[number]))]
@@ -476,6 +477,8 @@ class Task(ABC):
         note = f"{len(wrong)} of {len(rows)} test rows are misclassified"
         if len(wrong) > MAX_MISTAKES:
             note += f"; these are the {MAX_MISTAKES} worst"
+        if any("explanation" in rows[number] for number in listed):
+            note += ". Without a marked word, the probability falls by at least 5 points"
         groups = [self.mistake_groups(rows[number]) for number in listed]
         return Table(self.mistakes_title, columns, cells, len(names) + 3, f"{note}.", groups)
 

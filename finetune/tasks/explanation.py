@@ -7,6 +7,8 @@ from html import escape
 from itertools import chain
 from typing import Any, Self
 
+from finetune.files import escape_controls
+
 # Chinese and Japanese have no spaces, so each of their letters counts as a word. So does an emoji.
 WORD = re.compile(
     r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|[\U0001f000-\U0001faff\u2600-\u27bf]"
@@ -54,7 +56,8 @@ class Explanation(list[WordChange]):
 
     def _repr_html_(self) -> str:
         words = ", ".join(map(str, self))
-        return f"<p>{mark_as_html(self.text, self)}</p><p>{escape(words)}</p>"
+        marked = MarkedText.of(self.text, [change.to_json() for change in self])
+        return f"<p>{marked.__html__()}</p><p>{escape(words)}</p>"
 
 
 def find_words(text: str) -> dict[str, Spans]:
@@ -100,11 +103,24 @@ def split_at_words(text: str, words: Collection[str]) -> list[tuple[str, bool]]:
     return [*filter(lambda piece: piece[0], [*pieces, (text[end:], False)])]
 
 
-def mark_as_html(text: str, changes: Iterable[WordChange]) -> str:
-    """Return a text as HTML, with the decisive words marked."""
-    pieces = split_at_words(text, decisive(changes))
-    return "".join(f"<mark>{escape(part)}</mark>" if is_word else escape(part)
-                   for part, is_word in pieces)  # fmt: skip
+class MarkedText(str):
+    """A text that pages show with its decisive words marked."""
+
+    words: Collection[str] = ()
+
+    @classmethod
+    def of(cls, text: str, changes: Sequence[Mapping[str, Any]]) -> Self:
+        """Return a text with the JSON of its explanation."""
+        marked = cls(text)
+        marked.words = decisive(WordChange(**change) for change in changes)
+        return marked
+
+    def __html__(self) -> str:
+        return "".join(
+            f"<mark>{escape(escape_controls(part))}</mark>" if is_word
+            else escape(escape_controls(part))
+            for part, is_word in split_at_words(self, self.words)
+        )  # fmt: skip
 
 
 def notable(rows: Sequence[Mapping[str, Any]]) -> list[str]:

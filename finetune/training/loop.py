@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -33,6 +33,7 @@ class Progress:
 
     ``unlabeled`` has the number of unlabeled texts that a head was fitted on, and the fraction of
     test rows that a head without them predicts differently.
+    ``misfits`` are the classes of a run without labels whose names don't resemble their texts.
     ``validations_since_best`` counts validations in a row that improved neither score nor loss.
     """
 
@@ -46,6 +47,7 @@ class Progress:
     lowest_loss: float | None = None
     validations_since_best: int = 0
     unlabeled: dict[str, float] | None = None
+    misfits: list[str] = field(default_factory=list)
 
     def note_validation(self, *, score: float, loss: float) -> bool:
         """Return whether a validation has the best score so far, or an equal one and less loss."""

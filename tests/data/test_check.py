@@ -158,3 +158,19 @@ def test_a_vocabulary_that_lacks_many_words_suggests_another_model() -> None:
     assert found is not None
     assert found.message.startswith("65% of the tokens are not in")
     assert found.remedy.startswith("use --model ")
+
+
+def test_the_words_of_a_footer_in_one_class_are_a_finding() -> None:
+    task, labels = Single(["one", "two"]), ["one", "two"] * 40
+    texts = [f"question {number // 2} about it" for number in range(80)]
+
+    def find(texts: Sequence[str]) -> list[str]:
+        report = check_splits({"train": make_dataset(texts, labels, task=task)}, task)
+        return [finding.message for finding in suggest_changes(report, lengths=None)]
+
+    is_signed = [label == "two" and number % 10 for number, label in enumerate(labels)]
+    footer = [f"{text}, via Acme portal" * bool(signed) or text
+              for text, signed in zip(texts, is_signed, strict=True)]  # fmt: skip
+    expected = "nearly all texts of 'two' and hardly any others have: acme, portal, via"
+    assert expected in find(footer)
+    assert not any("nearly all texts" in message for message in find(["is it?", *texts[1:]]))

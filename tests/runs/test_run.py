@@ -97,7 +97,7 @@ def test_each_stage_begins_and_ends_in_order(tiny_folder: Path, tmp_path: Path) 
     run_tiny(tmp_path / "run", model=tiny_folder, max_steps=1, emit=emitted.append)
     stages = [event for event in emitted if isinstance(event, Stage)]
     begun = [stage.name for stage in stages if stage.seconds is None]
-    assert begun == ["data", "model", "tokenize", "features", "train", "saving", "test", "report"]
+    assert " ".join(begun) == "data model tokenize features train saving test words report"
     assert [stage.name for stage in stages if stage.seconds is not None] == begun
 
 

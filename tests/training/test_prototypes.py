@@ -72,3 +72,10 @@ def test_logits_are_similarities_divided_by_the_temperature(features: Features) 
     mean_norm = np.linalg.norm(centered, axis=1).mean()
     expected = centered / mean_norm @ prototypes.vectors.T / prototypes.temperature
     np.testing.assert_allclose(prototypes.head.logits(texts), expected, atol=1e-3)
+
+
+def test_a_name_that_resembles_no_texts_does_not_fit(features: Features) -> None:
+    names, texts, _ = features
+    assert Prototypes.of(names, texts).names_fit.all()
+    names[1] = names[0] + np.eye(16)[12]
+    assert Prototypes.of(names, texts).names_fit.tolist() == [True, False, True]
