@@ -27,17 +27,19 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   finetune label texts.csv --classes refund,praise,bug
+  finetune label texts.csv --class-descriptions classes.csv
   finetune label tickets.txt --model minilm
   finetune run texts.labels.csv                     train from the labels
   finetune label reviews.csv --suspects             decide on doubtful labels
 """
 READING = ("text_column", "text_pair_column", "label_column", "encoding")
+OF_CLASSES = ("classes", "class_descriptions")
 OF_MODEL = ("model", "revision", "max_length", "device", "cache_dir")
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("file", type=flags.PATH)
-@click.option("--classes", help="Names of the classes, such as refund,praise,bug.")
+@flags.chosen_options(*OF_CLASSES)
 @click.option("--multi-label", is_flag=True, help="Let a text have any number of classes.")
 @click.option("--suspects", is_flag=True, help="Decide on what finetune data audit FILE found.")
 @flags.chosen_options(*READING, *OF_MODEL, not_guessed=["max_length"])
@@ -47,7 +49,6 @@ OF_MODEL = ("model", "revision", "max_length", "device", "cache_dir")
 def command(
     *,
     file: Path,
-    classes: str | None,
     multi_label: bool,
     suspects: bool,
     port: int,
@@ -59,7 +60,8 @@ def command(
 
     FILE is a table or has one text per line. Every label is saved immediately, next to FILE. Labels
     of texts.csv go to texts.labels.csv, which finetune run reads. Ctrl-C stops the server, and the
-    same command continues. With --suspects, the page shows the labels that finetune data audit
+    same command continues. The model suggests classes from their names or descriptions before there
+    is any label. With --suspects, the page shows the labels that finetune data audit
     lists, and decisions go to suspects.csv in the folder of the audit.
     """
     require_packages()
@@ -68,14 +70,13 @@ def command(
         from finetune.web.server import bind, local_hosts, run_server
 
         loaded = flags.load(data=str(file), **options)
-        if suspects and (classes or multi_label):
-            raise UsageError(
-                "--suspects has the classes of the data", remedy="drop --classes and --multi-label"
-            )
+        if suspects and (multi_label or loaded.sources.keys() & {*OF_CLASSES}):
+            remedy = "drop --classes, --class-descriptions and --multi-label"
+            raise UsageError("--suspects has the classes of the data", remedy=remedy)
         if suspects:
             session = review_suspects(loaded)
         else:
-            session = open_session(loaded, (classes or "").split(","), is_multi=multi_label)
+            session = open_session(loaded, is_multi=multi_label)
     table = session.journal.table_path
     token, listener = secrets.token_urlsafe(16), bind("127.0.0.1", port)
     port = listener.getsockname()[1]
@@ -98,12 +99,13 @@ def command(
         click.echo(f"{count}; train with: {escape_line(session.command())}", err=True)
 
 
-def open_session(loaded: "LoadedConfig", names: list[str], *, is_multi: bool) -> "LabelingSession":
+def open_session(loaded: "LoadedConfig", *, is_multi: bool) -> "LabelingSession":
     """Return a session that labels the texts of a file."""
     import pyarrow
 
+    from finetune.data.classes import declared_classes, describe_classes
     from finetune.runs.guess import MAX_ROWS_PER_CLASS, suggest_encoder
-    from finetune.tasks.labels import find_odd_names, name_classes
+    from finetune.tasks.labels import find_odd_names
     from finetune.web.journal import LabelJournal, TextEncoder, read_label_source
     from finetune.web.labeling import LabelingSession
 
@@ -113,12 +115,15 @@ def open_session(loaded: "LoadedConfig", names: list[str], *, is_multi: bool) ->
         model = suggest_encoder(pyarrow.chunked_array([source.texts[0]]), has_few_rows=True)
         config = replace(config, model=replace(config.model, model=model))
         emit(Info(f"guessed: --model {model} (there are few labels at first)"))
-    source.labels.add_classes(name_classes(names).values())
+    source.labels.add_classes(declared_classes(config.data))
+    descriptions: dict[str, list[str]] = {}
+    for text, name in zip(*describe_classes(source.labels.classes, config.data), strict=True):
+        descriptions.setdefault(name, []).append(text)
     for finding, _ in find_odd_names(source.labels.classes):
         emit(WarningMessage(finding, remedy="rename or merge them on the page"))
     journal = LabelJournal(file, source)
     train = f"finetune run {quote(str(journal.table_path))}"
-    train += _flags(config, {"model", *loaded.sources} - {*READING})
+    train += _flags(config, {"model", *loaded.sources} - {*READING, *OF_CLASSES})
     # With the options of this command, run may choose other columns of the file.
     is_plain = loaded.sources.keys().isdisjoint(READING) and not source.is_multi_label
 
@@ -126,9 +131,19 @@ def open_session(loaded: "LoadedConfig", names: list[str], *, is_multi: bool) ->
         labels = journal.labels
         is_few = len(labels.rows) <= MAX_ROWS_PER_CLASS * len(labels.classes)
         is_useful = is_plain and is_few and len(labels.rows) < (~source.is_blank).sum()
-        return train + f" --unlabeled {quote(str(file))}" * bool(is_useful)
+        named = [] if source.is_multi_label else labels.classes
+        is_missing = len(named) > 1 and not all(labels.counts().values())
+        described = descriptions.keys() <= {*named} and config.data.class_descriptions
+        options = {
+            "--unlabeled": str(file) if is_useful else None,
+            # A class without a labeled row is known from its name or description.
+            "--classes": ",".join(named) if is_missing else None,
+            "--class-descriptions": described,
+        }
+        return train + "".join(f" {flag} {quote(v)}" for flag, v in options.items() if v)
 
-    return LabelingSession(journal, TextEncoder(config), command=command)
+    encoder = TextEncoder(config)
+    return LabelingSession(journal, encoder, descriptions=descriptions, command=command)
 
 
 def review_suspects(loaded: "LoadedConfig") -> "LabelingSession":

@@ -42,15 +42,27 @@ class Prototypes:
     names_fit: NDArray[np.bool_]  # whether each name is similar to the mean of its texts
 
     @classmethod
-    def of(cls, names: NDArray[np.float32], texts: NDArray[np.float32]) -> "Prototypes":
-        """Fit prototypes to features of names, [classes, hidden], and texts, [texts, hidden]."""
+    def of(
+        cls,
+        names: NDArray[np.float32],
+        texts: NDArray[np.float32],
+        labels: NDArray[np.int64] | None = None,
+    ) -> "Prototypes":
+        """Fit prototypes to features of names, [classes, hidden], and texts, [texts, hidden].
+
+        ``labels`` are the class numbers of the first texts: [labeled texts]. A labeled text counts
+        as much as the name where its class starts, and always belongs to its class.
+        """
         center = texts.mean(axis=0)
         centered = texts - center
         scale = float(np.linalg.norm(centered, axis=1).mean())
         units, starts = normalize(centered), normalize(names - names.mean(axis=0))
-        vectors, by_name = starts, (units @ starts.T).argmax(axis=1)
+        marks = np.eye(len(names), dtype=np.float32)[[] if labels is None else labels]
+        vectors = starts = normalize(starts + marks.T @ units[: len(marks)])
+        by_name = (units @ starts.T).argmax(axis=1)
         for least in [FROM_NAME] * (ROUNDS - 1) + [LAST_FROM_NAME]:
             assigned = softmax(units @ vectors.T / TEMPERATURE, axis=1)
+            assigned[: len(marks)] = marks
             counts = assigned.sum(axis=0)[:, None]
             share = np.maximum(least, TEXTS_PER_NAME / (TEXTS_PER_NAME + counts))
             means = normalize(assigned.T @ units)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -31,12 +32,15 @@ from finetune.tasks.multi import Multi
 from finetune.tasks.single import Single
 from finetune.training.linear_head import (
     DEFAULT_INVERSE_REGULARIZATION,
+    MAX_TEXTS,
     MIN_FITTING_NAMES,
     LabeledFeatures,
     fit_linear_head,
+    mean_by_class,
     names_fit,
     normalize,
 )
+from finetune.training.prototypes import Prototypes
 from finetune.web.journal import Action, LabelJournal, Labels
 from finetune.web.server import StrictBody, make_app, route
 
@@ -50,7 +54,11 @@ LAST_SUGGESTIONS = 30
 MAX_LISTED, MAX_CONTRADICTIONS, MAX_NAME_CHARACTERS = 200, 50, 200
 # A rough fit is enough to rank texts.
 MAX_GRADIENT = 1e-3
-SPREAD_TEXTS = 20
+# Prototypes of the classes choose this many texts, and suggest classes until the head has as many
+# to learn from. Then the head is better (docs/measurements.md).
+FIRST_TEXTS = 20
+# The first texts come from this part of the texts that a class would have if all had equally many.
+CERTAIN_PART = 0.2
 # The ways of choosing after that, again and again.
 TURNS: tuple[How, ...] = ("uncertain", "rare", "uncertain", "random")
 MAX_RANDOM_TEXTS = 1_000
@@ -114,66 +122,61 @@ class HeadOutput:
 class Selection:
     """Chooses which text is labeled next.
 
-    First come texts that are spread out over the features (k-means++), then in turn the two texts
-    that the head is least certain of, the most likely text of the class with the fewest labels, and
-    a text drawn at random. The random texts are the first ones of ``order``, which is random, and
-    no other way of choosing shows them. So they stay a fair sample, and only they measure how good
-    the model is.
+    First come texts of each class in turn, spread out over those that most likely have the class.
+    Then come in turn two texts that the head is least certain of, the most likely text of the class
+    with the fewest labels, and a text drawn at random. The random texts are the first ones of
+    ``order``, which is random, and no other way of choosing shows them. So they stay a fair sample,
+    and only they measure how good the model is.
 
     ``features`` are unit vectors, float32 [texts, hidden], once there are any.
     """
 
+    features: Features | None = None
+
     def __init__(self, order: NDArray[np.int64], *, random_fraction: float) -> None:
-        self._random = np.random.default_rng(0)
         drawn = min(int(np.ceil(len(order) * random_fraction)), MAX_RANDOM_TEXTS)
         self.random_rows, self._other_rows = order[:drawn], order[drawn:]
-        self._spread_rows: NDArray[np.int64] = order[:0]
-        self._features: Features | None = None
-
-    def set_features(self, features: NDArray[np.float32]) -> None:
-        """Use features from now on, first to draw rows as k-means++ draws its centers."""
-        self._features, rows = features, self._other_rows
-        distances, chosen = np.ones(len(rows)), list[int]()
-        while len(chosen) < SPREAD_TEXTS and (total := distances.sum()):
-            chosen.append(int(self._random.choice(len(rows), p=distances / total)))
-            similarities = features[rows] @ features[rows[chosen[-1]]]
-            distances = np.minimum(distances, np.maximum(1 - similarities, 0))
-            distances[chosen] = 0
-        self._spread_rows = rows[chosen]
 
     def next(self, labels: Labels, output: HeadOutput | None) -> tuple[int, How] | None:
         """Return a row without a label and how it was chosen; None if every row has been shown."""
         seen = np.array([*labels.rows, *labels.skipped], np.int64)
-        random_rows, rows, spread_rows = (
+        random_rows, rows = (
             candidates[~np.isin(candidates, seen)]
-            for candidates in (self.random_rows, self._other_rows, self._spread_rows)
+            for candidates in (self.random_rows, self._other_rows)
         )
-        done = sum(how != "file" for how in labels.how.values()) + len(labels.skipped)
-        if len(spread_rows) and (output is None or done < SPREAD_TEXTS):
-            return int(spread_rows[0]), "spread"
-        how = TURNS[done % len(TURNS)]
+        done = len(labels.rows) + len(labels.skipped)
+        how = TURNS[done % len(TURNS)] if output is None or done >= FIRST_TEXTS else "spread"
         if len(random_rows) and (how == "random" or not len(rows)):
             return int(random_rows[0]), "random"
         if not len(rows):
             return None
-        if output is None or self._features is None:
+        if output is None or self.features is None:
             return int(rows[0]), "spread"
-        if how == "rare":
-            counts = labels.counts()
-            rarest = min(output.task.class_names, key=lambda name: counts.get(name, 0))
-            probabilities = output.probabilities[rows, output.task.class_numbers[rarest]]
-            return int(rows[probabilities.argmax()]), "rare"
-        uncertain = rows[np.argsort(output.margins[rows], kind="stable")[:UNCERTAIN_TEXTS]]
-        if known := [row for row in labels.rows if row < len(self._features)]:
-            similarities = self._features[uncertain] @ self._features[known].T
-            uncertain = uncertain[[similarities.max(axis=1).argmin()]]
-        return int(uncertain[0]), "uncertain"
+        classes = output.task.class_names
+        if how == "uncertain":
+            order, count = output.margins[rows], UNCERTAIN_TEXTS
+        else:
+            if how == "rare":
+                counts = labels.counts()
+                name, count = min(classes, key=lambda name: counts.get(name, 0)), 1
+            else:
+                # In a known order of classes, a person could guess the next one.
+                turns = np.random.default_rng(done // len(classes)).permutation(len(classes))
+                name = classes[turns[done % len(classes)]]
+                count = max(int(CERTAIN_PART * len(rows) / len(classes)), 1)
+            order = -output.probabilities[rows, output.task.class_numbers[name]]
+        candidates = rows[np.argsort(order, kind="stable")[:count]]
+        if known := [row for row in labels.rows if row < len(self.features)]:
+            similarities = self.features[candidates] @ self.features[known].T
+            candidates = candidates[[similarities.max(axis=1).argmin()]]
+        return int(candidates[0]), how
 
 
 class LabelingSession:
     """What the endpoints do. They count rows from 1, all else from 0.
 
-    ``command`` returns the command that trains a classifier from the labels so far.
+    The model reads ``descriptions``, if a class has any, in place of its name. ``command`` returns
+    the command that trains a classifier from the labels so far.
     """
 
     def __init__(
@@ -181,14 +184,18 @@ class LabelingSession:
         journal: LabelJournal,
         read_features: ReadFeatures | None = None,
         *,
+        descriptions: Mapping[str, Sequence[str]] = MappingProxyType({}),
         command: Callable[[], str] = str,
     ) -> None:
         self.journal, self._read_features, self.command = journal, read_features, command
+        self._descriptions = descriptions
         self.texts, self._is_multi = journal.source.texts, journal.source.is_multi_label
         self._is_blank = journal.source.is_blank
         is_done = self._is_blank.copy()
         is_done[[*journal.source.labels.rows]] = True
         order = journal.order
+        # The texts that move the prototypes.
+        self._sample = order[~self._is_blank[order]][:MAX_TEXTS]
         self._selection = Selection(order[~is_done[order]], random_fraction=journal.random_fraction)
         self._lock = threading.RLock()
         self._changed, self._is_stopped = threading.Event(), False
@@ -377,8 +384,7 @@ class LabelingSession:
             # The other cores are for the answers to the page.
             torch.set_num_threads(1)
             with self._lock:
-                self._selection.set_features(features)
-                self._features = features
+                self._selection.features = self._features = features
             self._changed.set()
             while self._changed.wait() and not self._is_stopped:
                 self._changed.clear()
@@ -398,46 +404,69 @@ class LabelingSession:
             labels = self.journal.labels
             rows, how, classes = dict(labels.rows), dict(labels.how), list(labels.classes)
         if missing := [name for name in classes if name not in self._name_features]:
-            texts = [name_as_text(name) for name in missing]
-            vectors = normalize(read_features([texts, texts][: len(self.texts)]))
-            self._name_features |= dict(zip(missing, vectors, strict=True))
+            described = [
+                (name, text)
+                for name in missing
+                for text in self._descriptions.get(name, [name_as_text(name)])
+            ]
+            texts = [text for _, text in described]
+            is_class = mark_labels([[name] for name, _ in described], missing)
+            means = mean_by_class(read_features([texts, texts][: len(self.texts)]), is_class)
+            self._name_features |= dict(zip(missing, means, strict=True))
         assert self._features is not None
         known = {row: names for row, names in rows.items() if row < len(self._features)}
         fitted = {row: names for row, names in known.items() if how.get(row) != "random"}
-        output = self._fit_head(fitted, classes)
+        names = {name: self._name_features[name] for name in classes}
+        output = fit_output(
+            fitted, names, self._features, sample=self._sample, is_multi=self._is_multi
+        )
         agreement = measure_agreement(output, {r: known[r] for r in known.keys() - fitted.keys()})
         with self._lock:
             self._output, self._agreement = output, agreement
 
-    def _fit_head(self, rows: LabeledRows, classes: Sequence[str]) -> HeadOutput | None:
-        """Fit a head on labeled rows, and on the names of classes if they help."""
-        if self._features is None or len(classes) < 2 - self._is_multi:
-            return None
-        is_label, features = mark_labels(rows.values(), classes), self._features[[*rows]]
-        names = np.stack([self._name_features[name] for name in classes])
-        # Names help if at least half of them are nearest to the mean of their own class. Two
-        # classes with labels are needed to tell.
-        fits = names_fit(names, features, is_label)
-        names_help = len(fits) < 2 or fits.mean() >= MIN_FITTING_NAMES
-        # A class without a label is known only by its name.
-        by_name = np.flatnonzero(~is_label.any(axis=0) | names_help)
-        features = np.concatenate([features, names[by_name]])
-        is_label = np.concatenate([is_label, np.eye(len(classes), dtype=bool)[by_name]])
-        task = Multi(classes) if self._is_multi else Single(classes)
-        labeled = LabeledFeatures(
-            features,
-            is_label.astype(np.float32) if self._is_multi else is_label.argmax(axis=1),
-            np.ones(len(features), np.float32),
-            task.losses,
-            len(classes),
-            np.zeros(len(features), np.int64),
-        )
-        head = fit_linear_head(
-            labeled,
-            inverse_regularization=DEFAULT_INVERSE_REGULARIZATION,
-            max_gradient=MAX_GRADIENT,
-        )
-        return HeadOutput(task, head.logits(self._features))
+
+def fit_output(
+    rows: LabeledRows,
+    names: Mapping[str, NDArray[np.float32]],
+    features: Features,
+    *,
+    sample: NDArray[np.int64],
+    is_multi: bool,
+) -> HeadOutput | None:
+    """Fit a head on labeled rows, and on the features of class names if they help.
+
+    With few rows of one class each, the head is made of prototypes, which also learn from a random
+    ``sample`` of the texts. Without two classes to choose from, there is no head.
+    """
+    classes = [*names]
+    if len(classes) < 2 - is_multi:
+        return None
+    task = Multi(classes) if is_multi else Single(classes)
+    is_label, of_rows = mark_labels(rows.values(), classes), features[[*rows]]
+    of_names = np.stack([*names.values()])
+    if len(rows) < FIRST_TEXTS and not is_multi:
+        texts = np.concatenate([of_rows, features[sample[~np.isin(sample, [*rows])]]])
+        prototypes = Prototypes.of(of_names, texts, is_label.argmax(axis=1))
+        return HeadOutput(task, prototypes.head.logits(features))
+    # Names help if at least half of them are nearest to the mean of their own class. Two
+    # classes with labels are needed to tell.
+    fits = names_fit(of_names, of_rows, is_label)
+    names_help = len(fits) < 2 or fits.mean() >= MIN_FITTING_NAMES
+    # A class without a label is known only by its name.
+    by_name = np.flatnonzero(~is_label.any(axis=0) | names_help)
+    is_label = np.concatenate([is_label, np.eye(len(classes), dtype=bool)[by_name]])
+    labeled = LabeledFeatures(
+        np.concatenate([of_rows, of_names[by_name]]),
+        is_label.astype(np.float32) if is_multi else is_label.argmax(axis=1),
+        np.ones(len(is_label), np.float32),
+        task.losses,
+        len(classes),
+        np.zeros(len(is_label), np.int64),
+    )
+    head = fit_linear_head(
+        labeled, inverse_regularization=DEFAULT_INVERSE_REGULARIZATION, max_gradient=MAX_GRADIENT
+    )
+    return HeadOutput(task, head.logits(features))
 
 
 def mark_labels(rows: Collection[Sequence[str]], classes: Sequence[str]) -> NDArray[np.bool_]:

@@ -79,3 +79,12 @@ def test_a_name_that_resembles_no_texts_does_not_fit(features: Features) -> None
     assert Prototypes.of(names, texts).names_fit.all()
     names[1] = names[0] + np.eye(16)[12]
     assert Prototypes.of(names, texts).names_fit.tolist() == [True, False, True]
+
+
+def test_labeled_texts_correct_names_that_mean_another_class(features: Features) -> None:
+    names, texts, classes = features
+    wrong = names[[1, 2, 0]]
+    fitted = [Prototypes.of(wrong, texts, labels) for labels in (None, classes[:30])]
+    right = [(p.head.logits(texts).argmax(axis=1) == classes).mean() for p in fitted]
+    assert right[0] < 0.1
+    assert right[1] > 0.9

@@ -22,10 +22,20 @@ from finetune.commands.flags import load
 from finetune.commands.label import open_session
 from finetune.config.schema import DataConfig
 from finetune.events import Event, Info, WarningMessage, sent_to
-from finetune.web.journal import LabelJournal, Labels, LabelSource, read_label_source
-from finetune.web.labeling import LabelBody, LabelingSession, make_label_app
+from finetune.training.linear_head import normalize
+from finetune.web.journal import Action, LabelJournal, Labels, LabelSource, read_label_source
+from finetune.web.labeling import (
+    FIRST_TEXTS,
+    LabelBody,
+    LabelingSession,
+    Selection,
+    fit_output,
+    make_label_app,
+)
 
 TOKEN = "secret"
+# Texts to a shop, 8 of each of 8 classes.
+SUPPORT = Path(__file__).with_name("support.csv")
 WORDS = {"refund": "money back please", "praise": "very good indeed", "bug": "it crashes often"}
 TEXTS = [f"{words} {number}" for number in range(30) for words in WORDS.values()]
 TRUE = [name for _ in range(30) for name in WORDS]
@@ -71,6 +81,66 @@ def test_names_of_classes_give_suggestions_before_the_first_label(session: Label
     session.start()
     wait_until(client, lambda status: client.get("/api/next").json()["suggestion"])
     assert not client.get("/api/status").json()["error"]
+
+
+def test_descriptions_replace_names_that_mean_nothing(tmp_path: Path) -> None:
+    described = {
+        "x": ["money back", "money back please"],
+        "y": ["very good indeed"],
+        "z": ["often"],
+    }
+    source = LabelSource([[*TEXTS]], Labels([*described]), False)
+    journal = LabelJournal(tmp_path / "texts.csv", source)
+    session = LabelingSession(journal, read_features, descriptions=described)
+    client = client_of(session)
+    session.start()
+    wait_until(client, lambda status: client.get("/api/next").json()["suggestion"])
+    suggested = [client.get(f"/api/next?row={row}").json()["suggestion"] for row in (1, 2, 4, 5)]
+    assert [suggestion["label"] for suggestion in suggested] == ["x", "y", "x", "y"]
+    session.stop()
+
+
+def test_each_class_gets_its_share_of_the_first_texts_and_no_random_text() -> None:
+    features = normalize(read_features([TEXTS]))
+    names = dict(zip(WORDS, normalize(read_features([[*WORDS]])), strict=True))
+    order = np.random.default_rng(0).permutation(len(TEXTS))
+    selection, labels = Selection(order, random_fraction=0.25), Labels([*WORDS])
+    selection.features = features
+    for _ in range(FIRST_TEXTS):
+        output = fit_output(labels.rows, names, features, sample=order, is_multi=False)
+        chosen = selection.next(labels, output)
+        assert chosen is not None
+        assert chosen[1] == "spread"
+        assert chosen[0] not in selection.random_rows
+        labels.apply(Action("label", chosen[0], (TRUE[chosen[0]],), chosen[1]))
+        counts = labels.counts().values()
+        assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_the_first_text_has_a_suggestion(
+    as_file: bool, tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with SUPPORT.open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    classes = [*dict.fromkeys(row["class"] for row in rows)]
+    Path("texts.txt").write_text("\n".join(row["text"] for row in rows))
+    Path("classes.csv").write_text(
+        "class,description\n" + "".join(f"{c},a\n{c},b\n" for c in classes)
+    )
+    chosen = {"class_descriptions": "classes.csv"} if as_file else {"classes": ",".join(classes)}
+    loaded = load(data="texts.txt", model=str(tiny_folder), device="cpu", **chosen)
+    session = open_session(loaded, is_multi=False)
+    client = client_of(session)
+    session.start()
+    wait_until(client, lambda status: client.get("/api/next").json()["suggestion"])
+    status = client.get("/api/status").json()
+    assert [*status["classes"]] == classes
+    assert status["labeled"] == 0
+    assert f"--classes '{','.join(classes)}'" in status["command"]
+    assert ("--class-descriptions classes.csv" in status["command"]) == as_file
+    session.stop()
 
 
 def test_texts_are_labeled_one_after_another(session: LabelingSession) -> None:
@@ -239,14 +309,15 @@ def test_the_proposed_command_has_the_options_of_the_session(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my texts.txt").write_text("one\ntwo\n \nthree")
-    loaded = load(data="my texts.txt", model="minilm", device="cpu")
-    session = open_session(loaded, ["a", "b"], is_multi=False)
+    loaded = load(data="my texts.txt", classes="a,b", model="minilm", device="cpu")
+    session = open_session(loaded, is_multi=False)
     client = client_of(session)
     plain = "finetune run 'my texts.labels.csv' --model minilm --device cpu"
-    assert client.get("/api/status").json()["command"] == f"{plain} --unlabeled 'my texts.txt'"
+    unlabeled = f"{plain} --unlabeled 'my texts.txt' --classes a,b"
+    assert client.get("/api/status").json()["command"] == unlabeled
     assert client.post("/api/label", json={"row": 3, "label": "a"}).status_code == 404
-    for row in (1, 2, 4):
-        status = client.post("/api/label", json={"row": row, "label": "a"}).json()
+    for row, name in ((1, "a"), (2, "a"), (4, "b")):
+        status = client.post("/api/label", json={"row": row, "label": name}).json()
     assert status["texts"] == status["labeled"] == 3
     assert status["command"] == plain
     session.stop()
@@ -259,7 +330,7 @@ def test_the_guessed_model_is_printed_and_in_the_proposed_command(
     Path("texts.txt").write_text("one\ntwo\nthree")
     printed: list[Event] = []
     with sent_to(printed.append):
-        session = open_session(load(data="texts.txt"), ["a", "b"], is_multi=False)
+        session = open_session(load(data="texts.txt", classes="a,b"), is_multi=False)
     assert Info("guessed: --model minilm (there are few labels at first)") in printed
     assert session.command().startswith("finetune run texts.labels.csv --model minilm ")
     session.stop()
