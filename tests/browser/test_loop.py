@@ -11,8 +11,6 @@ import random
 import re
 import shlex
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +19,7 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
-from held import Start
+from held import FINETUNE, Start
 from starlette.testclient import TestClient
 
 from finetune.config.schema import Config, DataConfig, change_options
@@ -42,6 +40,7 @@ from finetune.web.labeling import LabelingSession, ReadFeatures, make_label_app
 
 if TYPE_CHECKING:
     from browser.conftest import Browser
+    from tiny_runs import Command
 
 pytestmark = [
     pytest.mark.browser,
@@ -197,22 +196,19 @@ def features_of(known: Mapping[str, Any], texts: Sequence[str]) -> Any:
     return np.stack([known[text] for text in texts])
 
 
-def finish(process: "subprocess.Popen[str]") -> str:
-    """Wait for a command, and return its output on one line."""
-    output, errors = process.communicate(timeout=500)
-    assert process.returncode == 0, errors
-    return " ".join(output.split())
-
-
 def test_sixty_labels_in_a_browser_become_an_endpoint(
-    pool: list[tuple[str, str]], truth: Path, browser: "Browser", start: Start, tmp_path: Path
+    pool: list[tuple[str, str]],
+    truth: Path,
+    browser: "Browser",
+    start: Start,
+    command: "Command",
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    program = [sys.executable, "-m", "finetune"]
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "texts.txt").write_text("\n".join(text for text, _ in pool))
     arguments = ["--model", "minilm", "--device", "cpu", "--classes", ",".join(CLASSES)]
-    label = start(
-        *program, "label", "texts.txt", *arguments, "--no-browser", "--json", cwd=tmp_path
-    )
+    label = start(*FINETUNE, "label", "texts.txt", *arguments, "--no-browser", "--json")
     assert label.stdout
     visit = browser.visit(json.loads(label.stdout.readline())["address"])
     page, topics = visit.page, dict(pool)
@@ -226,27 +222,28 @@ def test_sixty_labels_in_a_browser_become_an_endpoint(
     advice = page.locator("#advice").inner_text()
     assert "texts drawn at random, the model has accuracy" in advice
     assert "of its last 30 suggestions were your label" in advice
-    command = shlex.split(page.locator("#command").inner_text())
+    shown = shlex.split(page.locator("#command").inner_text())
     page.close()
     label.send_signal(signal.SIGINT)
     assert label.wait(60) == 0
-    assert command[:2] == ["finetune", "run"]
-    assert command[3:] == ["--model", "minilm", "--device", "cpu", "--unlabeled", "texts.txt"]
+    assert shown[:2] == ["finetune", "run"]
+    assert shown[3:] == ["--model", "minilm", "--device", "cpu", "--unlabeled", "texts.txt"]
 
     options = ["--freeze-core", "--output-dir", "run"]
-    output = finish(start(*program, *command[1:], *options, cwd=tmp_path))
+    done = command(*shown[1:], *options)
+    assert done.code == 0, done.errors
+    output = " ".join(done.output.split())
     assert "Only these rows were drawn at random" in output
     assert "folds" not in output
     assert "cross-validated" not in output
     results = read_json(tmp_path / "run" / "all_results.json")
 
-    evaluated = finish(start(*program, "evaluate", "run", truth, "--json", cwd=tmp_path))
-    accuracy = json.loads(evaluated)["accuracy"]
+    accuracy = json.loads(command("evaluate", "run", truth, "--json").output)["accuracy"]
     estimate, count = results["test_accuracy"], results["test_samples"]
     low, high = wilson_interval(estimate * count, count)
     assert low <= accuracy <= high
 
-    serve = start(*program, "serve", "run", "--port", "0", "--json", cwd=tmp_path)
+    serve = start(*FINETUNE, "serve", "run", "--port", "0", "--json")
     assert serve.stdout
     with truth.open(newline="") as file:
         rows = [*csv.DictReader(file)]
