@@ -21,7 +21,7 @@ from finetune.data.dataset import Splits, number_splits, texts_of
 from finetune.events import WarningMessage
 from finetune.tasks.base import Task
 from finetune.tasks.explanation import find_words
-from finetune.tasks.labels import find_odd_names, listed, listed_counts, name_as_text
+from finetune.tasks.labels import listed, listed_counts, name_as_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -310,7 +310,6 @@ def suggest_changes(
     """Return suggestions for the user; ``lengths`` is ``None`` without a tokenizer."""
     classes = report["classes"]["train"]
     changes = [*find_imbalance(classes)]
-    changes += [WarningMessage(*names) for names in find_odd_names(classes)]
     changes += find_misspelled_names(classes)
     changes += describe_templates(report.get("templates", {}))
     for name, (_, titles, remedy) in CHECKS.items():

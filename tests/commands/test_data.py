@@ -80,3 +80,13 @@ def test_check_prints_one_json_object_without_lengths_if_there_is_no_tokenizer(
         "expectation": None,
         "warnings": json.loads(outcome.output)["warnings"],
     }
+
+
+def test_class_names_that_may_be_missing_labels_are_shown_once(
+    command: Command, tiny_folder: Path
+) -> None:
+    table = table_of(*(f"a hill {number},n/a" for number in range(20)))
+    for arguments in (("data", "check"), ("run", "--dry-run", "--device", "cpu")):
+        outcome = command(*arguments, table, "--model", tiny_folder)
+        assert outcome.code == 0, outcome.errors
+        assert (outcome.errors + outcome.output).count("usually mean a missing label") == 1
