@@ -55,10 +55,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 Question = tuple[str, str]
 
 
-def read_questions(file: Path) -> list[Question]:
-    """Return the distinct questions with their coarse class, in random order."""
+def read_questions(file: Path, *, is_fine: bool = False) -> list[Question]:
+    """Return the distinct questions with their coarse or fine class, in random order."""
     lines = (line.split(" ", 1) for line in file.read_text("latin-1").splitlines())
-    questions = {text.strip(): label.partition(":")[0] for label, text in lines}
+    questions = {
+        text.strip(): label if is_fine else label.partition(":")[0] for label, text in lines
+    }
     shuffled = sorted(questions.items())
     random.Random(0).shuffle(shuffled)
     return shuffled
