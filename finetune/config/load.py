@@ -35,7 +35,7 @@ MIN_SIZE_BYTES = 10**6
 # A table that is passed by mistake may be too large to parse as YAML.
 MAX_FILE_BYTES = 2**20
 MAX_LINE = 100
-# Conditions that can't be combined, besides the exclusions of ``MODES``. A fitted head needs a
+# Conditions that can't be combined, besides ``Mode.excludes``. A fitted head needs a
 # convex loss.
 _EXCLUSIVE = (
     ("--loss focal", "--label-smoothing"),
@@ -196,10 +196,10 @@ def check_contradictions(config: Config) -> None:
             raise ConfigurationError(
                 f"{option.flag} has no effect without {option.needs}", remedy=f"add {option.needs}"
             )
-    kind = config.model.mode.kind
-    selected = {name: OPTIONS[name].value_in(config) for name in kind.options}
+    mode = config.model.mode
+    selected = {name: OPTIONS[name].value_in(config) for name in mode.kind.options}
     flags = [flag_of(name) + f" {value}" * (value is not True) for name, value in selected.items()]
-    for pair in (*_EXCLUSIVE, *product(kind.excludes, flags)):
+    for pair in (*_EXCLUSIVE, *product(mode.excludes, flags)):
         if all(_is_met(condition, config) for condition in pair):
             raise ConfigurationError(
                 f"{' and '.join(pair)} can't be combined", remedy="drop one of them"

@@ -18,6 +18,9 @@ MAX_FEW_ROWS_EPOCHS = 40
 FEW_ROWS_PATIENCE = 8
 # For BERT-base, whose pooler ends in a mostly saturated tanh.
 TYPICAL_OUTPUT_LAYER_INPUT = 0.7
+_OF_TRAINED_ENCODERS = (
+    "--train-layers", "--lora-rank", "--gradient-checkpointing", "--contrastive on",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,6 @@ class ModeKind:
 
     trains: tuple[str, ...]  # parts of a ``Structure``
     options: tuple[str, ...] = ()  # fields of ``ModelConfig`` that select it
-    excludes: tuple[str, ...] = ()  # options that can't be combined with it
     is_searched: bool = False  # by ``find-batch``, if no mode is selected
     learning_rate: float = 5e-5  # with a trained encoder, for the hidden size of BERT-base
     # Gains half a point of accuracy on TREC (mean of 10 splits). 5 and 20 give the same.
@@ -49,9 +51,8 @@ _LORA = ModeKind(
     learning_rate=20 * 5e-5, head_lr_multiplier=1.0, weight_decay=0.0, min_steps=400,
 )  # fmt: skip
 _HEAD = ModeKind(
-    ("head",), ("freeze_core",),
-    ("--train-layers", "--lora-rank", "--gradient-checkpointing", "--contrastive on"),
-    is_searched=True, learning_rate=5e-4, head_lr_multiplier=1.0, weight_decay=0.0,
+    ("head",), ("freeze_core",), is_searched=True, learning_rate=5e-4, head_lr_multiplier=1.0,
+    weight_decay=0.0,
 )  # fmt: skip
 # If the options of several kinds are set, the last one is the mode.
 MODES = {
@@ -104,6 +105,11 @@ class Mode(str):
     def trains_encoder(self) -> bool:
         """Whether layers of the encoder train, not only the head."""
         return not {"layers", "adapters"}.isdisjoint(self.kind.trains)
+
+    @property
+    def excludes(self) -> tuple[str, ...]:
+        """Options that can't be combined with it."""
+        return () if self.trains_encoder else _OF_TRAINED_ENCODERS
 
     @property
     def is_lora(self) -> bool:

@@ -3,7 +3,7 @@ from dataclasses import fields, replace
 import pytest
 from tiny_models import tiny_model
 
-from finetune.config.modes import MODES, Mode
+from finetune.config.modes import MODES, Mode, ModeKind
 from finetune.config.schema import ModelConfig
 from finetune.model.structure import Structure, find_structure
 
@@ -13,6 +13,14 @@ def test_a_mode_lists_parts_of_a_model_and_options_that_exist() -> None:
     for kind in MODES.values():
         assert parts.issuperset(kind.trains)
         assert options.issuperset(kind.options)
+
+
+def test_a_new_mode_with_a_frozen_encoder_excludes_what_trains_an_encoder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(MODES, "new", ModeKind(("output_layer",)))
+    assert "--lora-rank" in Mode("new").excludes
+    assert not Mode("last-2").excludes
 
 
 @pytest.mark.parametrize("name", ["last-N", "last-0", "last", "lora-2", "head-1", "Full"])
