@@ -6,11 +6,12 @@ features.
 
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 import pyarrow
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from finetune.config.schema import MAX_ESTIMATED_ROWS, Config, TrainingConfig
 from finetune.data.dataset import KnownTokens, LoadedData, sample_rows
@@ -114,15 +115,34 @@ class LinearHeadFitter:
         else:
             remedy = "--class-descriptions describes them better"
             sentence = f"names of classes are not used: only {similar}; {remedy}"
+        added = [examples["names"].select(np.flatnonzero(is_used))] if is_used.any() else []
         if is_missing.any():
-            numbers = np.unique(names.labels[is_missing])
-            names_of = listed([self._inputs.task.class_names[number] for number in numbers])
+            missing = np.unique(names.labels[is_missing])
+            names_of = listed([self._inputs.task.class_names[number] for number in missing])
             sentence += f"; without a labeled row, these are known from their {word}: {names_of}"
-        if is_used.any():
-            named = examples["names"].select(np.flatnonzero(is_used))
-            self._trainer.examples = {**examples, "train": examples["train"].followed_by(named)}
+            if "unlabeled" in examples:
+                added.append(self._find_rows(missing, rows, mean_by_class(names.features, is_name)))
+        train = reduce(Examples.followed_by, added, examples["train"])
+        self._trainer.examples = {**examples, "train": train}
         emit(Info(f"few-shot: {sentence}"))
         return sentence
+
+    def _find_rows(
+        self, missing: NDArray[np.int64], rows: LabeledFeatures, names: NDArray[np.float32]
+    ) -> Examples:
+        """Return the unlabeled texts that most likely have the classes without a labeled row."""
+        texts, examples = self._read_features("unlabeled"), self._trainer.examples["unlabeled"]
+        both = np.concatenate([rows.features, texts.features])
+        logits = Prototypes.of(names, both, rows.labels).head.logits(texts.features)
+        probabilities, predicted = softmax(logits, axis=1), logits.argmax(axis=1)
+        count = len(rows.labels) // len(np.unique(rows.labels))
+        found = []
+        for number in missing:
+            candidates = np.flatnonzero(predicted == number)
+            best = np.argsort(-probabilities[candidates, number], kind="stable")[:count]
+            found.append(candidates[best])
+        labels = np.repeat(missing, [*map(len, found)])
+        return replace(examples.select(np.concatenate(found)), labels=labels)
 
     def start(self) -> None:
         """Make the model return embeddings until ``finish``, for contrastive training."""

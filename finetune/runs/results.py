@@ -330,8 +330,8 @@ def _summarize_unlabeled(results: RunResults, unlabeled: UnlabeledTexts) -> str:
     made = f"{len(unlabeled.classes):,} class names and {unlabeled.texts:,} unlabeled texts"
     unknown = "Its accuracy is unknown, and its probabilities are not calibrated."
     sentences = [
-        f"No labels: {made} made this model. {unknown} To estimate the accuracy, label 50 texts"
-        " with `finetune label`: it draws a quarter of them at random, and `finetune evaluate`"
+        f"No labels: {made} made this model. {unknown} To estimate the accuracy, label 200 texts"
+        " with `finetune label`: it draws about 45 of them at random, and `finetune evaluate`"
         " measures the accuracy on these."
     ]
     if unlabeled.misfits:

@@ -13,7 +13,9 @@ import finetune
 from finetune.errors import ConfigurationError, DataError, InterruptionError, UsageError
 from finetune.events import Event, Info, WarningMessage
 from finetune.files import read_json
+from finetune.runs.linear_head import LinearHeadFitter
 from finetune.runs.run import Run
+from finetune.tokenization.examples import Examples
 
 KINDS = {"billing": "the invoice", "login": "the password", "refund": "the money"}
 ROWS = [(f"{thing} of order {n} is wrong", name) for n in range(8) for name, thing in KINDS.items()]
@@ -181,3 +183,23 @@ def test_a_class_without_a_labeled_row_is_known_by_its_name(train: Train) -> Non
     known = "without a labeled row, these are known from their names: refund"
     assert was_emitted(events, Info, known)
     assert [*read_json(run / "model/config.json")["id2label"].values()] == [*KINDS]
+    assert read_json(run / "all_results.json")["details"]["class_rows"]["refund"] == 0
+
+
+def test_a_class_without_a_labeled_row_learns_from_texts_that_likely_have_it(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[Examples] = []
+
+    def find_rows(*arguments: Any) -> Examples:
+        chosen.append(original(*arguments))
+        return chosen[0]
+
+    original = LinearHeadFitter._find_rows
+    monkeypatch.setattr(LinearHeadFitter, "_find_rows", find_rows)
+    rows = [row for row in ROWS if row[1] != "refund"]
+    labeled = {"text": [text for text, _ in rows], "label": [name for _, name in rows]}
+    unlabeled = [text.replace("order", "parcel") for text, _ in ROWS]
+    train(data=labeled, classes=CLASSES, unlabeled=unlabeled)
+    assert {*chosen[0].labels} <= {2}
+    assert len(chosen[0].labels) <= 8
