@@ -25,17 +25,23 @@ from finetune.data.dataset import (
 from finetune.data.load import load_data, load_splits
 from finetune.data.stream import read_texts
 from finetune.errors import DataError
+from finetune.evaluation.explain import Targets, explain
 from finetune.events import WarningMessage, emit, stage
-from finetune.runs.linear_head import prepare_head, read_frozen_features
+from finetune.runs.linear_head import prepare_head, read_frozen_features, read_text_features
+from finetune.runs.prepare import RunInputs
 from finetune.runs.several import read_out_of_fold
 from finetune.tasks.base import Labels, Logits, Task
+from finetune.tasks.explanation import MIN_MARKED, WordChange
 from finetune.tasks.metrics import MULTI, SINGLE
 from finetune.tasks.regression import Regression
 from finetune.tasks.tables import full_text
 from finetune.training.linear_head import (
+    DEFAULT_INVERSE_REGULARIZATION,
+    TRIED_GRADIENT,
     LabeledFeatures,
     choose_inverse_regularization,
     cross_validate,
+    fit_linear_head,
 )
 
 # Larger tables are sampled.
@@ -46,6 +52,11 @@ SEEDS = 3
 LOWEST_PROBABILITY = 1e-6
 # Above this many features times outputs, the heads would take a minute per seed.
 MAX_WORK = 1.2e8
+# This many suspects get words, as long as their texts without a word have at most a tenth as many
+# tokens as the table. MiniLM reads 10,000 tokens in about two seconds on two CPU cores.
+MAX_EXPLAINED, EXPLAINED_FRACTION, MIN_EXPLAINED_TOKENS = 200, 0.1, 10_000
+# More variants of a text are rare, because only some words of long texts are left out.
+MAX_VARIANTS = 100
 
 Record = Mapping[str, Any]
 """A row of the table: its split, its number there, its id, its place, its text, and more."""
@@ -125,7 +136,8 @@ def audit(
     with stage("data"):
         table = _load_table(config, is_run=is_run, read=read)
     with stage("features"):
-        features = _read_features(config, table)
+        inputs = _prepare(config, table)
+        features = read_frozen_features(inputs)
     with stage("duplicates"):
         pairs = find_near_duplicates(table.texts, features.features)
     duplicates = _describe_pairs(table, pairs)
@@ -153,11 +165,17 @@ def audit(
                 )
                 for row in decided
             }
-            suspects = [
-                row for row in suspects if decision_key(row["text"], row["label"]) not in known
-            ]
+            suspects = {
+                number: row
+                for number, row in suspects.items()
+                if decision_key(row["text"], row["label"]) not in known
+            }
             result = replace(result, decided=decided)
-        result = replace(result, suspects=suspects)
+        if table.task.class_names:
+            with stage("words"):
+                words = _explain_suggestions(table, inputs, features, logits, [*suspects])
+            suspects = {n: {**row, "words": words.get(n, ())} for n, row in suspects.items()}
+        result = replace(result, suspects=[*suspects.values()])
     return result
 
 
@@ -189,10 +207,9 @@ def _load_table(config: Config, *, is_run: bool, read: LoadedData | None) -> _Ta
     return _Table(rows, task, splits, total, loaded.places, has_labels, loaded.tokens)
 
 
-def _read_features(config: Config, table: _Table) -> LabeledFeatures:
+def _prepare(config: Config, table: _Table) -> RunInputs:
     config = replace(config, training=replace(config.training, class_weights="none"))
-    inputs = prepare_head(config, table.rows, table.task, samples=False, known=table.tokens)
-    return read_frozen_features(inputs)
+    return prepare_head(config, table.rows, table.task, samples=False, known=table.tokens)
 
 
 def _mix_with_folds(logits: Logits, table: _Table, path: Path) -> NDArray[np.float32]:
@@ -230,8 +247,8 @@ def _describe_pairs(table: _Table, pairs: Pairs) -> list[Record]:
     return sorted(records, key=lambda record: (not record["labels"], -record["similarity"]))
 
 
-def _list_suspects(table: _Table, features: LabeledFeatures, logits: Logits) -> list[Record]:
-    """Return the labels that are most likely wrong."""
+def _list_suspects(table: _Table, features: LabeledFeatures, logits: Logits) -> dict[int, Record]:
+    """Return the labels that are most likely wrong, by the place of their row."""
     task, labels, outputs = table.task, features.labels, table.task.read_logits(logits)
     order, losses = rank_suspects(task, logits, labels)
     listed = order[: int(np.ceil(LISTED_FRACTION * len(labels)))]
@@ -244,7 +261,55 @@ def _list_suspects(table: _Table, features: LabeledFeatures, logits: Logits) -> 
     if task.problem_type == SINGLE and probabilities is not None:
         columns["probability"] = probabilities[listed, labels[listed]].astype(float)
         columns["suggested_probability"] = probabilities[listed, predicted[listed]].astype(float)
-    return table.records(listed, **columns)
+    return dict(zip(listed.tolist(), table.records(listed, **columns), strict=True))
+
+
+def _explain_suggestions(
+    table: _Table,
+    inputs: RunInputs,
+    features: LabeledFeatures,
+    logits: Logits,
+    suspects: Sequence[int],
+) -> dict[int, list[WordChange]]:
+    """Return the words that speak for the suggestions for the first suspects.
+
+    One head, fitted without any suspect, explains them all. Each would need three heads of folds.
+    """
+    task, predicted = table.task, table.task.read_logits(logits).predicted
+    targets: dict[int, Targets] = {}
+    for row in suspects:
+        label = features.labels[row]
+        if task.problem_type == SINGLE and predicted[row] != label:
+            targets[row] = {int(predicted[row]): None}
+        elif task.problem_type == MULTI and (added := np.flatnonzero(predicted[row] > label)).size:
+            targets[row] = {number: task.class_names[number] for number in added.tolist()}
+    lengths = inputs.examples["train"].lengths
+    limit = max(MIN_EXPLAINED_TOKENS, EXPLAINED_FRACTION * float(lengths.sum()))
+    tokens = lengths[[*targets]] * lengths[[*targets]].clip(max=MAX_VARIANTS)
+    rows = [*targets][:MAX_EXPLAINED][: int((tokens.cumsum() <= limit).sum())]
+    others = np.setdiff1d(np.arange(len(lengths)), suspects)
+    if not rows or not len(others):
+        return {}
+    head = fit_linear_head(
+        features.select(others),
+        inverse_regularization=DEFAULT_INVERSE_REGULARIZATION,
+        max_gradient=TRIED_GRADIENT,
+    )
+
+    def predict(texts: Sequence[str], pairs: Sequence[str] | None) -> Logits:
+        columns = [texts] if pairs is None else [texts, pairs]
+        return head.logits(read_text_features(inputs, columns))
+
+    columns = [c.take(pyarrow.array(rows)).to_pylist() for c in texts_of(table.rows).columns]
+    explained = explain(
+        task,
+        predict,
+        head.logits(features.features[rows]),
+        *columns,
+        targets=[targets[row] for row in rows],
+    )
+    falls = ([each for each in words if each.change <= -MIN_MARKED] for words in explained)
+    return dict(zip(rows, falls, strict=True))
 
 
 def predict_out_of_fold(

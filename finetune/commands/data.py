@@ -237,6 +237,7 @@ def _show_audit(result: "Audit") -> None:
             "label",
             "suggested",
             "loss",
+            *["words"] * ("words" in result.suspects[0]),
         ]
         rows = [[shorten(format_cell(row[name])) for name in names] for row in result.suspects]
         show_table(names, rows[:WORST], numbers=("row", "loss"))

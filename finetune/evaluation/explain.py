@@ -5,7 +5,7 @@ A change can be repeated by hand: predict the text without the word.
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,8 @@ from finetune.tasks.explanation import Explanation, Spans, WordChange, find_word
 
 Predict = Callable[[Sequence[str], Sequence[str] | None], Logits]
 """Returns the logits of texts, or of the first and second texts of pairs."""
+Targets = Mapping[int, str | None]
+"""The outputs that are explained, each with its class if there may be several."""
 
 # In a text with more words, sentences or other pieces are left out first. Then only the words of
 # the strongest pieces are.
@@ -42,11 +44,13 @@ def explain(
     logits: Logits,
     texts: Sequence[str],
     pairs: Sequence[str] | None = None,
+    *,
+    targets: Sequence[Targets] | None = None,
 ) -> list[Explanation]:
     """Return the words that decided each prediction, given by its logits, [texts, outputs].
 
     The explanation of a multi-label text has the words of each predicted class. It is empty if no
-    class is predicted.
+    class is predicted. ``targets`` are other outputs of each text to explain.
     """
     columns = [texts] if pairs is None else [texts, pairs]
     outputs = task.read_logits(logits)
@@ -67,7 +71,8 @@ def explain(
         after = _values_of(task.read_logits(predict(changed[0], [*changed, None][1])))
         return after - before[rows]
 
-    targets = [_targets(task, outputs, row) for row in range(len(texts))]
+    if targets is None:
+        targets = [_targets(task, outputs, row) for row in range(len(texts))]
     parts = _choose_words(columns, targets, measure)
     changes = measure(parts)
     explained: list[list[WordChange]] = [[] for _ in texts]
@@ -90,8 +95,8 @@ def _values_of(outputs: Outputs) -> NDArray[np.float32]:
     return outputs.probabilities
 
 
-def _targets(task: Task, outputs: Outputs, row: int) -> dict[int, str | None]:
-    """Return the outputs that are explained, each with its class if there may be several."""
+def _targets(task: Task, outputs: Outputs, row: int) -> Targets:
+    """Return the predicted outputs of a text."""
     predicted = np.asarray(outputs.predicted[row])
     if outputs.probabilities is None:
         return {0: None}
@@ -102,7 +107,7 @@ def _targets(task: Task, outputs: Outputs, row: int) -> dict[int, str | None]:
 
 def _choose_words(
     columns: Sequence[Sequence[str]],
-    targets: Sequence[dict[int, str | None]],
+    targets: Sequence[Targets],
     measure: Callable[[Sequence[_Part]], NDArray[np.float32]],
 ) -> list[_Part]:
     """Return the words of all texts that are worth leaving out."""

@@ -28,6 +28,7 @@ from finetune.runs.journal import read_warnings
 from finetune.runs.results import ClassWords, RunResults, confused_with, summarize
 from finetune.runs.several import Rows as FoldRows
 from finetune.runs.several import SeveralResults
+from finetune.tasks.explanation import MarkedText
 from finetune.tasks.metrics import METRICS, Metric
 from finetune.tasks.scores import MetricValue
 from finetune.tasks.tables import (
@@ -42,7 +43,7 @@ from finetune.tasks.tables import (
 )
 
 if TYPE_CHECKING:
-    from finetune.audit.audit import Audit
+    from finetune.audit.audit import Audit, Record
 
 
 Rows = Sequence[Mapping[str, Any]]
@@ -370,12 +371,21 @@ def tabulate_audit(audit: "Audit") -> list[Table]:
             # The text follows the number of its row.
             columns = sorted(rows[0], key=lambda name: {"row": 0, "text": 1}.get(name, 2))
             shown = rows[:MAX_AUDIT_ROWS]
-            cells = [[shorten_text(format_cell(row[name])) for name in columns] for row in shown]
-            note = (
-                f"The first {MAX_AUDIT_ROWS} of {len(rows):,}."
-                if len(rows) > MAX_AUDIT_ROWS
-                else ""
-            )
+            cells = [[_audit_cell(row, name) for name in columns] for row in shown]
+            notes = [f"The first {MAX_AUDIT_ROWS} of {len(rows):,}."] * (len(rows) > len(shown))
+            if any(row.get("words") for row in shown):
+                notes.append(
+                    "The marked words speak for the suggestion: without one of them, its "
+                    "probability changes by the number in the column words."
+                )
             titles = [name.replace("_", " ") for name in columns]
-            tables.append(Table(title, titles, cells, len(columns), note))
+            tables.append(Table(title, titles, cells, len(columns), " ".join(notes)))
     return tables
+
+
+def _audit_cell(row: "Record", name: str) -> str:
+    """Return a value as text, or the text of a suspect with its words marked."""
+    text = shorten_text(format_cell(row[name]))
+    if name != "text":
+        return text
+    return MarkedText.of(text, [word.to_json() for word in row.get("words", ())])

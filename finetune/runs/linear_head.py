@@ -4,6 +4,7 @@
 features.
 """
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial, reduce
@@ -362,3 +363,21 @@ def read_frozen_features(inputs: RunInputs) -> LabeledFeatures:
     move_to_device(model, device.torch_device)
     predictor = Predictor(model, device, plan.precision, batch_size)
     return read_features(inputs, plan, predictor, splits["train"])
+
+
+def read_text_features(inputs: RunInputs, columns: Sequence[Sequence[str]]) -> NDArray[np.float32]:
+    """Return the features of other texts, or of two columns of pairs: [texts, hidden].
+
+    They are not stored.
+    """
+    device, model, text_model = inputs.device, inputs.config.model, inputs.text_model
+    with muted():
+        plan = make_plan(inputs)
+        _, batch_size = make_batch_sizes(inputs, plan)
+    encoded = text_model.encode(*columns, max_length=model.max_length, stride=model.window_stride)
+    padded_lengths = text_model.padded_lengths(encoded.lengths, device.shapes)
+    device.choose_attention(longest_tokens=padded_lengths[-1])
+    move_to_device(text_model.model, device.torch_device)
+    predictor = Predictor(text_model.model, device, plan.precision, batch_size)
+    with bypass_output_layer(text_model.model, output_layer(text_model)):
+        return predictor.logits(text_model.inputs(encoded), padded_lengths=padded_lengths)

@@ -33,8 +33,8 @@ from finetune.data.values import as_texts
 from finetune.errors import DataError, DataNotFoundError, FinetuneError, UsageError
 from finetune.events import Info, emit, muted
 from finetune.files import append_jsonl, read_jsonl, write_text_atomically
-from finetune.runs.linear_head import prepare_head, read_frozen_features
-from finetune.runs.prepare import RunInputs, encode_rows
+from finetune.runs.linear_head import prepare_head, read_frozen_features, read_text_features
+from finetune.runs.prepare import RunInputs
 from finetune.tasks.labels import are_lists
 from finetune.tasks.multi import Multi
 from finetune.tasks.regression import Regression
@@ -405,17 +405,13 @@ class TextEncoder:
 
     def __call__(self, columns: Sequence[Sequence[str]]) -> NDArray[np.float32]:
         """Return the features of texts or text pairs, [texts, hidden]; the first are stored."""
+        if self._inputs is not None:
+            return read_text_features(self._inputs, columns)
         rows = make_dataset(
             columns[0],
             ["0"] * len(columns[0]),
             task=Regression(),
             pairs=columns[1] if len(columns) > 1 else None,
         )
-        if self._inputs is None:
-            self._inputs = prepare_head(self._config, rows, Regression(), samples=False)
-            return read_frozen_features(self._inputs).features
-        known = self._inputs
-        examples = encode_rows(rows, "names", known.text_model, config=known.config)
-        unstored = replace(known.config, cache=replace(known.config.cache, feature_cache=False))
-        inputs = replace(known, config=unstored, examples={"train": examples})
-        return read_frozen_features(inputs).features
+        self._inputs = prepare_head(self._config, rows, Regression(), samples=False)
+        return read_frozen_features(self._inputs).features

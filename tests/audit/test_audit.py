@@ -1,11 +1,18 @@
 """Label errors and near duplicates, computed from features."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import pyarrow
 import pytest
 
+from finetune.audit import audit
 from finetune.audit.audit import predict_out_of_fold, rank_suspects
 from finetune.audit.duplicates import find_near_duplicates
+from finetune.data.dataset import make_dataset
+from finetune.tasks.base import Task
+from finetune.tasks.multi import Multi
 from finetune.tasks.single import Single
 from finetune.training.linear_head import LabeledFeatures
 
@@ -33,6 +40,34 @@ def test_exchanged_labels_come_first(fraction: float) -> None:
 def test_the_only_row_of_a_class_is_not_a_suspect() -> None:
     order, _ = rank_suspects(TASK, np.zeros((5, 3), np.float32), np.array([0, 0, 1, 1, 2]))
     assert sorted(order.tolist()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("task", [Single(["place", "person"]), Multi(["place", "person"])])
+def test_words_speak_for_the_classes_that_a_suspect_lacks(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(_: Any, columns: Any) -> Any:
+        return np.float32([["city" in text, "who" in text] for text in columns[0]])
+
+    monkeypatch.setattr(audit, "read_text_features", read)
+    texts, is_multi = ["the old city", "who is it"] * 20, isinstance(task, Multi)
+    classes = np.arange(40) % 2
+    classes[:2] = 1, 1  # the first label is wrong
+    labels = np.eye(2, dtype=np.float32)[classes] if is_multi else classes
+    decoded = [[name] if is_multi else name for name in np.array(task.class_names)[classes]]
+    rows = make_dataset(texts, pyarrow.array(decoded), task=task)
+    table = audit._Table(rows, task, np.array(["train"] * 40), 40, {})
+    weights = np.ones(40, np.float32)
+    features = LabeledFeatures(read(None, [texts]), labels, weights, task.losses, 2, classes)
+    logits = np.float32(10 * features.features - 5)
+
+    def explain(tokens: int) -> Any:
+        inputs = SimpleNamespace(examples={"train": SimpleNamespace(lengths=np.full(40, tokens))})
+        return audit._explain_suggestions(table, cast(Any, inputs), features, logits, [0, 1])
+
+    [(row, [change])] = explain(5).items()
+    assert (row, change.word, change.label) == (0, "city", "place" if is_multi else None)
+    assert explain(tokens=5_000) == {}
 
 
 @pytest.mark.parametrize(

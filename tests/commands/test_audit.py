@@ -37,14 +37,20 @@ def test_an_audit_writes_its_files_and_corrections_come_back(
     assert found["suspects"][0].keys() >= {"row", "label", "suggested", "loss"}
     places = {one["row"]: one["place"] for one in found["suspects"]}
     assert {12, 82} & {*places}
+    [words] = [row["words"] for row in found["suspects"] if row["row"] == 12]
+    assert words[0]["word"] == "country"
+    assert words[0]["change"] < -0.5
     assert all(place == f"line {row} of {table}" for row, place in places.items())
     [double] = [one for one in found["near_duplicates"] if one["labels"]]
     assert (double["row"], double["of_row"]) == (82, 5)
     folder = Path(found["folder"])
-    assert "<script" in (folder / "audit.html").read_text()
+    page = (folder / "audit.html").read_text()
+    assert "<script" in page
+    assert "the <mark>country</mark> of <mark>country</mark> 10" in page
     suspects = folder / "suspects.csv"
     with suspects.open(newline="") as file:
         rows = list(csv.DictReader(file))
+    assert [row["words"][:10] for row in rows if row["row"] == "12"] == ["country -0"]
     decisions = {row["row"]: "Keep" for row in rows[1:4]} | {rows[0]["row"]: "drop"}
     with suspects.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0].keys())
