@@ -162,6 +162,7 @@ class LabelJournal:
 
     random_fraction = 0.25
     suggestions: Mapping[int, tuple[tuple[str, ...], float]] = {}
+    words: Mapping[int, set[str]] = {}  # that speak for a suggestion, in lower case
 
     def __init__(self, path: Path, source: LabelSource) -> None:
         stem = path

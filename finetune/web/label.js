@@ -72,16 +72,21 @@ const words = (label) => (Array.isArray(label) ? label.join(", ") || "none" : la
 const percent = (fraction) => `${Math.round(100 * fraction)}%`;
 const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 
-function showText(container, row) {
-  container.replaceChildren(make("p", row.text, { class: "text" }));
-  if (row.text_pair !== undefined) container.append(make("p", row.text_pair, { class: "text" }));
+// Pieces of a text have [piece, whether it is marked].
+function showText(container, row, pieces = {}) {
+  const names = ["text", "text_pair"].filter((name) => row[name] !== undefined);
+  container.replaceChildren(...names.map((name) => {
+    const paragraph = make("p", "", { class: "text" });
+    const parts = pieces[name] || [[row[name], false]];
+    paragraph.append(...parts.map(([part, isWord]) => (isWord ? make("mark", part) : part)));
+    return paragraph;
+  }));
   container.classList.toggle("pair", row.text_pair !== undefined);
 }
 
 async function showNext(row) {
   try {
     current = await request(row ? `/api/next?row=${row}` : "/api/next");
-    showText(element("text"), current);
   } catch (error) {
     if (error.status !== 404) throw error;
     current = null;
@@ -92,12 +97,22 @@ async function showNext(row) {
   showClasses();
 }
 
-function showSuggestion() {
+function showSuggestion(pieces) {
   const suggestion = current && current.suggestion;
   const isShown = suggestion && (isReview || element("show-suggestion").checked);
   const probability = suggestion && suggestion.probability ? ` (${percent(suggestion.probability)})` : "";
+  if (current) showText(element("text"), current, isShown ? pieces : {});
+  const marked = new Set([...element("text").querySelectorAll("mark")].map((mark) => mark.textContent));
+  const reason = marked.size ? `. Words that speak for it: ${[...marked].join(", ")}` : "";
   show("label-now", current && current.label !== null ? `Label: ${words(current.label)}` : "");
-  show("suggestion", isShown ? `Suggestion: ${words(suggestion.label)}${probability}` : "");
+  show("suggestion", isShown ? `Suggestion: ${words(suggestion.label)}${probability}${reason}` : "");
+  if (isShown && !pieces) markWords(current).catch((error) => show("error", error.message));
+}
+
+// Before the answer comes, another text may be shown, or the model may suggest another class.
+async function markWords(row) {
+  const pieces = await request(`/api/words?row=${row.row}`);
+  if (row === current && words(pieces.label) === words(row.suggestion.label)) showSuggestion(pieces);
 }
 
 function showClasses() {
@@ -261,7 +276,7 @@ element("undo").addEventListener("click", undo);
 for (const [id, work] of [["done", done], ["none", () => label([])], ["take", () => current && label(current.suggestion.label)]]) {
   if (element(id)) element(id).addEventListener("click", work);
 }
-if (!isReview) element("show-suggestion").addEventListener("change", showSuggestion);
+if (!isReview) element("show-suggestion").addEventListener("change", () => showSuggestion());
 element("add-class").addEventListener("submit", (event) => {
   event.preventDefault();
   const name = element("class-name").value;

@@ -23,9 +23,12 @@ from starlette.types import ASGIApp
 
 from finetune.data.labeling_tools import How
 from finetune.errors import explain
+from finetune.evaluation.explain import COLUMNS
+from finetune.evaluation.explain import explain as explain_predictions
 from finetune.events import Advance, Event, WarningMessage, emit, sent_to
 from finetune.runs.linear_head import measure_first
-from finetune.tasks.base import Task
+from finetune.tasks.base import Logits, Task
+from finetune.tasks.explanation import decisive, split_at_words
 from finetune.tasks.labels import name_as_text, name_classes
 from finetune.tasks.metrics import METRICS, MULTI
 from finetune.tasks.multi import Multi
@@ -35,6 +38,7 @@ from finetune.training.linear_head import (
     MAX_TEXTS,
     MIN_FITTING_NAMES,
     LabeledFeatures,
+    LinearHead,
     fit_linear_head,
     mean_by_class,
     names_fit,
@@ -52,6 +56,8 @@ ReadFeatures = Callable[[Sequence[Sequence[str]]], Features]
 # The last suggestions whose agreement with the person is reported.
 LAST_SUGGESTIONS = 30
 MAX_LISTED, MAX_CONTRADICTIONS, MAX_NAME_CHARACTERS = 200, 50, 200
+# Longer texts are not explained: each word costs a pass over the text.
+MAX_EXPLAINED_CHARACTERS = 500
 # A rough fit is enough to rank texts.
 MAX_GRADIENT = 1e-3
 # Prototypes of the classes choose this many texts, and suggest classes until the head has as many
@@ -96,6 +102,7 @@ class HeadOutput:
 
     task: Task
     logits: NDArray[np.float32]
+    head: LinearHead
 
     @cached_property
     def probabilities(self) -> NDArray[np.float32]:
@@ -197,7 +204,7 @@ class LabelingSession:
         # The texts that move the prototypes.
         self._sample = order[~self._is_blank[order]][:MAX_TEXTS]
         self._selection = Selection(order[~is_done[order]], random_fraction=journal.random_fraction)
-        self._lock = threading.RLock()
+        self._lock, self._reads = threading.RLock(), threading.Lock()
         self._changed, self._is_stopped = threading.Event(), False
         self._features: Features | None = None
         self._name_features: dict[str, NDArray[np.float32]] = {}
@@ -245,6 +252,39 @@ class LabelingSession:
         if self._output is not None and row < len(self._output.logits):
             return self._output.predict(row)
         return self.journal.suggestions.get(row)
+
+    def mark_words(self, number: int) -> dict[str, Any]:
+        """Return the suggestion for a row, and its texts in pieces: those that speak for it marked.
+
+        Nothing is marked in a long text, or if another text is shown by now.
+        """
+        row = self._row_of(number)
+        texts = {name: column[row] for name, column in zip(COLUMNS, self.texts, strict=False)}
+        with self._reads:
+            with self._lock:
+                output, suggested = self._output, self._suggest(row)
+                is_shown = self._shown is not None and self._shown[0] == row
+            marked = dict.fromkeys(texts, self.journal.words.get(row, set[str]()))
+            is_short = sum(map(len, texts.values())) <= MAX_EXPLAINED_CHARACTERS
+            if output and suggested and is_shown and is_short:
+                marked = self._explain(row, output, texts)
+        pieces = {name: split_at_words(text, marked[name]) for name, text in texts.items()}
+        return {"label": suggested and self._label_of(suggested[0]), **pieces}
+
+    def _explain(
+        self, row: int, output: HeadOutput, texts: Mapping[str, str]
+    ) -> dict[str, set[str]]:
+        """Return the words of each text, in lower case, that speak for the suggestion."""
+        read = self._read_features
+        assert read is not None
+
+        def predict(*columns: Sequence[str] | None) -> Logits:
+            features = read([column for column in columns if column is not None])
+            return output.head.logits(normalize(features))
+
+        logits, columns = output.logits[row : row + 1], [[text] for text in texts.values()]
+        [changes] = explain_predictions(output.task, predict, logits, *columns)
+        return {name: decisive(c for c in changes if c.column in (None, name)) for name in texts}
 
     def _row_of(self, number: int) -> int:
         if 0 < number <= len(self._is_blank) and not self._is_blank[number - 1]:
@@ -314,7 +354,7 @@ class LabelingSession:
 
     def _text_of(self, row: int) -> dict[str, Any]:
         """Return a row with its texts and its label, or null."""
-        texts = zip(("text", "text_pair"), self.texts, strict=False)
+        texts = zip(COLUMNS, self.texts, strict=False)
         names = self.journal.label_of(row)
         label = None if names is None else self._label_of(names)
         return {"row": row + 1, **{name: column[row] for name, column in texts}, "label": label}
@@ -411,7 +451,9 @@ class LabelingSession:
             ]
             texts = [text for _, text in described]
             is_class = mark_labels([[name] for name, _ in described], missing)
-            means = mean_by_class(read_features([texts, texts][: len(self.texts)]), is_class)
+            with self._reads:
+                features = read_features([texts, texts][: len(self.texts)])
+            means = mean_by_class(features, is_class)
             self._name_features |= dict(zip(missing, means, strict=True))
         assert self._features is not None
         known = {row: names for row, names in rows.items() if row < len(self._features)}
@@ -447,7 +489,7 @@ def fit_output(
     if len(rows) < FIRST_TEXTS and not is_multi:
         texts = np.concatenate([of_rows, features[sample[~np.isin(sample, [*rows])]]])
         prototypes = Prototypes.of(of_names, texts, is_label.argmax(axis=1))
-        return HeadOutput(task, prototypes.head.logits(features))
+        return HeadOutput(task, prototypes.head.logits(features), prototypes.head)
     # Names help if at least half of them are nearest to the mean of their own class. Two
     # classes with labels are needed to tell.
     fits = names_fit(of_names, of_rows, is_label)
@@ -466,7 +508,7 @@ def fit_output(
     head = fit_linear_head(
         labeled, inverse_regularization=DEFAULT_INVERSE_REGULARIZATION, max_gradient=MAX_GRADIENT
     )
-    return HeadOutput(task, head.logits(features))
+    return HeadOutput(task, head.logits(features), head)
 
 
 def mark_labels(rows: Collection[Sequence[str]], classes: Sequence[str]) -> NDArray[np.bool_]:
@@ -511,11 +553,16 @@ def make_label_app(
         number = request.query_params.get("row", "")
         return JSONResponse(session.next(int(number) if number.isdecimal() else None))
 
+    def mark_words(request: Request) -> Response:  # in a thread, so that no other request waits
+        number = request.query_params.get("row", "")
+        return JSONResponse(session.mark_words(int(number) if number.isdecimal() else 0))
+
     source = session.journal.source
     is_review = bool(session.journal.suggestions)
     page = {"name": name, "multi_label": source.is_multi_label, "is_review": is_review}
     routes = [
         Route("/api/next", show_next),
+        Route("/api/words", mark_words),
         route("/api/label", session.label, LabelBody),
         route("/api/undo", session.undo, UndoBody),
         route("/api/classes", session.change_class, ClassBody),

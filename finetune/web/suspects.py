@@ -1,6 +1,7 @@
 """The suspects of an audit in a labeling session; the labels are decisions on them."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -14,6 +15,7 @@ from finetune.report.page import to_csv
 from finetune.web.journal import Action, LabelJournal, Labels, LabelSource, read_rows
 
 MAP_COLUMNS = ("label", "new name")
+WORD = re.compile(r"(\S+) -\S+?(?:\||$)")
 
 
 class Suspects(LabelJournal):
@@ -45,6 +47,10 @@ class Suspects(LabelJournal):
         self._given = [self._names_in(row["label"]) for row in rows]
         self.suggestions = {
             number: (self._names_in(row["suggested"]), float(row.get("suggested_probability") or 0))
+            for number, row in enumerate(rows)
+        }
+        self.words = {
+            number: {word.casefold() for word in WORD.findall(row.get("words") or "")}
             for number, row in enumerate(rows)
         }
         for number, row in enumerate(rows):

@@ -301,6 +301,31 @@ def test_contradictions_are_confirmed_or_changed(browser: "Browser", tmp_path: P
         page.close()
 
 
+def test_only_words_of_the_shown_text_are_marked(browser: "Browser", tmp_path: Path) -> None:
+    path = tmp_path / "suspects.csv"
+    lines = ["decision,split,row,label,suggested,loss,suggested_probability,text,words"]
+    lines += [f",train,{n},bad,good,1.5,0.9,text {n} text,text -0.4|{n} -0.2" for n in range(1, 4)]
+    path.write_text("\n".join(lines))
+    with serving(Suspects(path, ["bad", "good"], is_multi_label=False), None) as address:
+        visit = browser.visit(address, scheme="dark")
+        page = visit.page
+        page.get_by_text("Suggestion: good (90%). Words that speak for it: text, 1").wait_for()
+        assert page.locator("#text mark").all_inner_texts() == ["text", "1", "text"]
+        assert visit.find_violations() == []
+        held: list[Any] = []
+        page.route("**/api/words?row=2", lambda route: held.append(route))
+        for number in (1, 2):
+            page.keyboard.press("Enter")
+            wait_for(visit, rf"^{number} of 3 ")
+        page.get_by_text("Words that speak for it: text, 3").wait_for()
+        [route] = held
+        route.continue_()
+        page.wait_for_timeout(300)
+        assert page.locator("#text mark").all_inner_texts() == ["text", "3", "text"]
+        assert visit.messages == []
+        page.close()
+
+
 def test_suspects_are_decided(browser: "Browser", tmp_path: Path) -> None:
     path = tmp_path / "suspects.csv"
     lines = ["decision,split,row,label,suggested,loss,suggested_probability,text"]

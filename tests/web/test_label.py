@@ -7,8 +7,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -270,6 +272,64 @@ def test_an_unexpected_error_is_json_too(
     response = client.post("/api/label", json={"row": 1, "label": "bug"})
     assert response.status_code == 500
     assert response.json() == {"error": "unexpected TypeError"}
+
+
+def read_words(columns: Sequence[Sequence[str]]) -> Any:
+    """Return which class has its name or its first word in each text."""
+    keys = [(name, words.split()[0]) for name, words in WORDS.items()]
+    counts = [
+        [sum(text.split().count(key) for key in pair) for pair in keys] for text in columns[0]
+    ]
+    return np.float32(counts) + np.float32(0.1)
+
+
+@pytest.mark.parametrize("multi", [False, True])
+def test_words_that_speak_for_the_suggestion_are_marked(multi: bool, tmp_path: Path) -> None:
+    session = make_session(tmp_path, multi=multi, read=read_words, texts=[*TEXTS, "very " * 101])
+    client = client_of(session)
+    for row in range(24):
+        session.label(LabelBody(row=row + 1, label=[TRUE[row]] if multi else TRUE[row]))
+    session.start()
+    for row, word in ((31, "money"), (32, "very"), (91, None)):
+        wait_until(
+            client, lambda _, row=row: client.get(f"/api/next?row={row}").json()["suggestion"]
+        )
+        shown = client.get(f"/api/next?row={row}").json()
+        answer = client.get(f"/api/words?row={row}").json()
+        assert answer["label"] == shown["suggestion"]["label"]
+        assert "".join(piece for piece, _ in answer["text"]) == shown["text"]
+        assert [piece for piece, is_word in answer["text"] if is_word] == [word] * bool(word)
+    # Row 32 isn't shown any more.
+    assert client.get("/api/words?row=32").json()["text"] == [[TEXTS[31], False]]
+    assert client.get("/api/words?row=92").status_code == 404
+    session.stop()
+
+
+def test_words_keep_no_other_request_waiting(tmp_path: Path) -> None:
+    has_asked, may_answer = threading.Event(), threading.Event()
+
+    def read(columns: Sequence[Sequence[str]]) -> Any:
+        if "back please 0" in columns[0]:  # the first text without its first word
+            has_asked.set()
+            assert may_answer.wait(30)
+        return read_words(columns)
+
+    session = make_session(tmp_path, read=read)
+    client = client_of(session)
+    session.start()
+    wait_until(client, lambda status: client.get("/api/next?row=1").json()["suggestion"])
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(client.get, "/api/words?row=1")
+        assert has_asked.wait(30)
+        second = pool.submit(client.get, "/api/words?row=1")
+        client.post("/api/label", json={"row": 1, "label": "refund"})
+        assert client.get("/api/next").json()["row"] != 1
+        may_answer.set()
+        assert [
+            any(is_word for _, is_word in each.result(30).json()["text"])
+            for each in (first, second)
+        ] == [True, False]
+    session.stop()
 
 
 def test_the_status_counts_suggestions_and_names_one_metric(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ def audits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         csv.writer(file).writerows([("text", "label"), *ROWS])
     folder = tmp_path / "audits" / "data"
     folder.mkdir(parents=True)
-    lines = ["decision,split,row,text,label,suggested,loss,suggested_probability"]
-    lines += [f",train,{n + 2},text {n},{ROWS[n][1]},refund,1.5,0.9" for n in (0, 1, 3, 7)]
+    lines = ["decision,split,row,text,label,suggested,loss,suggested_probability,words"]
+    words = "text -0.52|1 -6e-02"
+    lines += [f",train,{n + 2},text {n},{ROWS[n][1]},refund,1.5,0.9,{words}" for n in (0, 1, 3, 7)]
     (folder / "suspects.csv").write_text("\n".join([*lines, ""]))
     return folder
 
@@ -54,6 +55,7 @@ def test_decisions_correct_the_labels_of_a_run(audits: Path) -> None:
     assert decisions(audits) == ["refund", "", "drop", ""]
     again = review_suspects(load(data="data.csv"))
     assert again.next()["text"] == "text 1"  # skipped ones are shown again
+    assert again.mark_words(2)["text"] == [("text", True), (" ", False), ("1", True)]
     decide(again, "praise")
     assert again.next()["text"] == "text 7"
     assert decisions(audits) == ["refund", "keep", "drop", ""]
