@@ -178,6 +178,7 @@ def predict(
     *,
     device: DeviceName = "auto",
     all_scores: bool = False,
+    explain: bool = False,
     min_confidence: float | None = None,
     target_precision: float | None = None,
     emit: Emit | None = None,

@@ -5,7 +5,7 @@ resumes, ``Run.train`` takes the steps, ``Run.finish`` saves and evaluates the b
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
@@ -59,9 +59,8 @@ from finetune.runs.results import (
     describe_texts,
     with_intervals,
 )
-from finetune.runs.trained import TrainedModel
 from finetune.runs.words import explain_rows, words_of_classes
-from finetune.tasks.base import Labels, Task
+from finetune.tasks.base import Labels, Logits, Task
 from finetune.tasks.explanation import Explanation
 from finetune.tasks.metrics import choose_metric
 from finetune.tasks.scores import Scores
@@ -285,13 +284,20 @@ class Run:
         return results
 
     def _explain(
-        self, saved: TextModel, task: Task, logits: NDArray[np.float32], labels: Labels
+        self, saved: TextModel, task: Task, logits: Logits, labels: Labels
     ) -> tuple[dict[int, Explanation], list[int]]:
         """Return explanations of mistakes and of a sample of test rows, and this sample."""
-        predictor = replace(self.trainer.predictor, model=saved.model)
-        reads_pairs = "text_pair" in self.inputs.data.splits["train"].column_names
-        text_model = replace(saved, task=task)
-        model = TrainedModel(self.config, text_model, self.inputs.device, predictor, reads_pairs)
+        predictor, options = replace(self.trainer.predictor, model=saved.model), self.config.model
+
+        def predict(texts: Sequence[str], pairs: Sequence[str] | None = None) -> Logits:
+            encoded = saved.encode(
+                texts, pairs, max_length=options.max_length, stride=options.window_stride
+            )
+            with distributed.alone():
+                # No other shapes than those of the run.
+                lengths = self.plan.padded_lengths
+                return predictor.logits(saved.inputs(encoded), padded_lengths=lengths)
+
         errors = task.row_errors(task.prediction_rows(logits, labels))
         worst = np.argsort(-errors, kind="stable")[: np.count_nonzero(errors)].tolist()
         examples, rows = self.inputs.examples, self.inputs.data.splits["test"]
@@ -300,7 +306,7 @@ class Run:
             # A backward pass takes about twice as long as a forward pass.
             trained = self.progress.steps * self.plan.examples_per_step
             tokens += 3 * trained * float(examples["train"].lengths.mean())
-        return explain_rows(model, rows, logits, mistakes=worst, tokens=tokens)
+        return explain_rows(task, predict, rows, logits, mistakes=worst, tokens=tokens)
 
     def _save(
         self,

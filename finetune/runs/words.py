@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow
 
 from finetune.data.dataset import texts_of
-from finetune.evaluation.explain import MAX_PIECES, MAX_WORDS, explain
+from finetune.evaluation.explain import MAX_PIECES, MAX_WORDS, Predict, explain
 from finetune.runs.results import ClassWord, ClassWords
-from finetune.runs.trained import TrainedModel
 from finetune.tasks.base import Logits, Task
 from finetune.tasks.explanation import Explanation, find_words
 from finetune.tasks.tables import MAX_MISTAKES
@@ -23,7 +22,8 @@ WORDS_PER_CLASS = 15
 
 
 def explain_rows(
-    model: TrainedModel,
+    task: Task,
+    predict: Predict,
     rows: pyarrow.Table,
     logits: Logits,
     *,
@@ -46,7 +46,7 @@ def explain_rows(
     if not chosen:
         return {}, []
     columns = [column.take(chosen).to_pylist() for column in texts_of(rows).columns]
-    explanations = explain(model.text_model.task, model.text_logits, logits[chosen], *columns)
+    explanations = explain(task, predict, logits[chosen], *columns)
     explained = dict(zip(chosen, explanations, strict=True))
     return explained, [row for row in sample if row in explained]
 
