@@ -284,9 +284,13 @@ def _explain_suggestions(
         elif task.problem_type == MULTI and (added := np.flatnonzero(predicted[row] > label)).size:
             targets[row] = {number: task.class_names[number] for number in added.tolist()}
     lengths = inputs.examples["train"].lengths
-    limit = max(MIN_EXPLAINED_TOKENS, EXPLAINED_FRACTION * float(lengths.sum()))
-    tokens = lengths[[*targets]] * lengths[[*targets]].clip(max=MAX_VARIANTS)
-    rows = [*targets][:MAX_EXPLAINED][: int((tokens.cumsum() <= limit).sum())]
+    left = max(MIN_EXPLAINED_TOKENS, EXPLAINED_FRACTION * float(lengths.sum()))
+    rows = list[int]()
+    for row in [*targets][:MAX_EXPLAINED]:
+        # A long text may not fit, but shorter ones after it.
+        if (tokens := lengths[row] * min(lengths[row], MAX_VARIANTS)) <= left:
+            rows.append(row)
+            left -= tokens
     others = np.setdiff1d(np.arange(len(lengths)), suspects)
     if not rows or not len(others):
         return {}

@@ -52,7 +52,7 @@ def test_words_speak_for_the_classes_that_a_suspect_lacks(
     monkeypatch.setattr(audit, "read_text_features", read)
     texts, is_multi = ["the old city", "who is it"] * 20, isinstance(task, Multi)
     classes = np.arange(40) % 2
-    classes[:2] = 1, 1  # the first label is wrong
+    classes[[0, 2]] = 1  # wrong labels
     labels = np.eye(2, dtype=np.float32)[classes] if is_multi else classes
     decoded = [[name] if is_multi else name for name in np.array(task.class_names)[classes]]
     rows = make_dataset(texts, pyarrow.array(decoded), task=task)
@@ -61,13 +61,17 @@ def test_words_speak_for_the_classes_that_a_suspect_lacks(
     features = LabeledFeatures(read(None, [texts]), labels, weights, task.losses, 2, classes)
     logits = np.float32(10 * features.features - 5)
 
-    def explain(tokens: int) -> Any:
-        inputs = SimpleNamespace(examples={"train": SimpleNamespace(lengths=np.full(40, tokens))})
-        return audit._explain_suggestions(table, cast(Any, inputs), features, logits, [0, 1])
+    def explain(tokens_of_first: int) -> Any:
+        lengths = np.array([tokens_of_first, *[5] * 39])
+        inputs = SimpleNamespace(examples={"train": SimpleNamespace(lengths=lengths)})
+        return audit._explain_suggestions(table, cast(Any, inputs), features, logits, [0, 1, 2])
 
-    [(row, [change])] = explain(5).items()
-    assert (row, change.word, change.label) == (0, "city", "place" if is_multi else None)
-    assert explain(tokens=5_000) == {}
+    found = explain(5)
+    assert [*found] == [0, 2]
+    assert [(change.word, change.label) for change in found[0]] == [
+        ("city", "place" if is_multi else None)
+    ]
+    assert [*explain(5_000)] == [2]
 
 
 @pytest.mark.parametrize(
