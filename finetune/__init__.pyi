@@ -48,7 +48,7 @@ class Options(TypedDict, total=False):
     skip_unknown_labels: bool
     empty_labels: Literal["unlabeled", "none"] | None
     unlabeled: AnyPath | Table | None
-    classes: str | None
+    classes: str | Sequence[str] | None
     class_names: Literal["auto", "off"]
     class_descriptions: AnyPath | Table | None
     corrections: AnyPath | None

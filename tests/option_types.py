@@ -21,6 +21,8 @@ def make_options() -> str:
         words = words.replace("str", "AnyPath") if option.path else words
         if option.takes_table:
             words = words.replace("AnyPath", "AnyPath | Table")
+        if option.name == "classes":
+            words = words.replace("str", "str | Sequence[str]")
         lines.append(f"    {option.name}: {words}")
     return "\n".join(lines) + "\n\n"
 

@@ -16,7 +16,7 @@ from finetune.commands import console
 from finetune.config.schema import OPTIONS
 from finetune.data import TEMPORARY
 from finetune.distributed import read_launch
-from finetune.errors import ConfigurationError, FinetuneBaseError, explained
+from finetune.errors import ConfigurationError, FinetuneBaseError, UsageError, explained
 
 FLAG = re.compile(r"--([a-z][a-z-]*[a-z])")
 COMMAND = re.compile(r"(finetune [a-z].*)")
@@ -131,22 +131,36 @@ def _with_files(
         options |= {SPLITS[split]: splits[name] for split, name in names.items()}
         if others := ", ".join(str(name) for name in splits if name not in names.values()):
             events.emit(events.WarningMessage(f"these splits are ignored: {others}"))
+    classes = options.get("classes")
+    if isinstance(classes, list | tuple) and all(isinstance(name, str) for name in classes):
+        if several := next((name for name in classes if "," in name), None):
+            remedy = "pass class_descriptions, a dict with the description of each class"
+            raise UsageError(f"classes has a name with a comma, {several!r}", remedy=remedy)
+        options |= {"classes": ",".join(classes)}
     tables = [name for name, option in OPTIONS.items() if option.takes_table]
     if tables := [name for name in tables if is_table(options.get(name))]:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix=TEMPORARY)))
-        texts = [name for name in ("unlabeled", "class_descriptions") if name in tables]
+        texts = [name for name in ("data", "unlabeled") if name in tables]
         options |= {name: _as_rows(options[name]) for name in texts}
+        if "class_descriptions" in tables:
+            options |= {"class_descriptions": _as_descriptions(options["class_descriptions"])}
         options |= {name: write_table(options[name], folder) for name in tables}
     return arguments, options
 
 
 def _as_rows(table: Any) -> Any:
-    """Return a list of texts, or descriptions by class, as a table; other tables as they are."""
-    if isinstance(table, list | tuple) and all(isinstance(text, str) for text in table):
-        return {"text": [*table]}
-    if isinstance(table, Mapping) and all(isinstance(text, str) for text in table.values()):
-        return {"class": [*table], "description": [*table.values()]}
-    return table
+    """Return a list of texts as a table, other tables as they are."""
+    is_list = isinstance(table, list | tuple) and all(isinstance(text, str) for text in table)
+    return {"text": [*table]} if is_list else table
+
+
+def _as_descriptions(table: Any) -> Any:
+    """Return the description, or a list of them, by class as a table; other tables as they are."""
+    if not isinstance(table, Mapping) or {*table} & {"class", "description"}:
+        return table
+    listed = {name: [text] if isinstance(text, str) else text for name, text in table.items()}
+    rows = [(name, text) for name, texts in listed.items() for text in texts]
+    return {"class": [name for name, _ in rows], "description": [text for _, text in rows]}
 
 
 def _are_splits(tables: Mapping[Any, Any]) -> bool:

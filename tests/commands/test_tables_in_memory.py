@@ -96,7 +96,7 @@ def test_a_column_of_numbers_has_one_class_per_text(labels: Any, tmp_path: Path)
     ("table", "words"),
     [
         ({"text": SOME, "label": ["x"]}, "(texts, labels)"),
-        (SOME, "without text and label"),
+        (SOME, "one column, 'text', and no labels"),
         (iter(SOME), "without text and label"),
         ([None], "(texts, labels)"),
         ([], "no rows"),

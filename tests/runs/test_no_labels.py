@@ -114,6 +114,17 @@ def test_descriptions_replace_names_and_those_of_one_class_are_averaged(
     assert not have_same_bits(weights_of(run), weights_of(described))
 
 
+def test_python_takes_lists_of_texts_and_classes_and_a_dict_of_descriptions(
+    train: Train, run: Path
+) -> None:
+    texts = [text for text, _ in ROWS]
+    assert have_same_bits(weights_of(run), weights_of(train(data=texts, classes=[*KINDS])))
+    described = train(data=texts, class_descriptions={name: ["a", name] for name in KINDS})
+    assert read_json(described / "all_results.json")["train_samples"] == 6
+    with pytest.raises(UsageError, match="a name with a comma"):
+        train(data=texts, classes=["a, b", "c"])
+
+
 def test_a_stopped_run_resumes_with_the_same_bits(
     train: Train, run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
