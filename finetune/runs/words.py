@@ -18,7 +18,7 @@ from finetune.tasks.tables import MAX_MISTAKES
 # Test rows that are explained, and the part of the work of a run that this may take.
 MAX_ROWS, MAX_WORK_SHARE, MIN_TOKENS, CHARACTERS_PER_TOKEN = 200, 0.1, 2_000, 4
 MAX_VARIANTS = MAX_WORDS + 2 * MAX_PIECES
-WORDS_PER_CLASS = 15
+WORDS_PER_CLASS, MIN_CHANGE = 15, 0.005
 
 
 def explain_rows(
@@ -74,7 +74,7 @@ def words_of_classes(
             [
                 ClassWord(word, total / class_rows[name], counts[name][word])
                 for word, total in sorted(totals[name].items(), key=lambda item: item[1])
-                if total < 0
+                if total / class_rows[name] <= -MIN_CHANGE
             ][:WORDS_PER_CLASS],
         )
         for name in task.class_names
