@@ -5,11 +5,12 @@ resumes, ``Run.train`` takes the steps, ``Run.finish`` saves and evaluates the b
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from finetune.errors import (
     explain,
     system_error,
 )
-from finetune.evaluation.statistics import measure_calibration
+from finetune.evaluation.statistics import Calibration, measure_calibration
 from finetune.events import Info, clock, emit, muted, sent_to, stage
 from finetune.files import replacing, write_json, write_jsonl, write_text_atomically
 from finetune.model.load import TextModel, load_pretrained, save_model
@@ -51,10 +52,12 @@ from finetune.runs.plan import make_batch_sizes, make_plan
 from finetune.runs.prepare import RunInputs, keep_tables, prepare
 from finetune.runs.request import RunRequest
 from finetune.runs.results import (
+    ClassWords,
     RunDetails,
     RunFacts,
     RunResults,
     TrainingMetrics,
+    UnlabeledTexts,
     ValidationKind,
     describe_texts,
     with_intervals,
@@ -92,6 +95,19 @@ def train(request: RunRequest, *, write_pages: WritePages) -> RunResults:
         if request.config.data.private_data:
             folder.delete_tables()
         return results
+
+
+class _Tested(NamedTuple):
+    """The predictions of the test split with their rows, scores and words; empty without one."""
+
+    predicted: Predicted | None = None
+    rows: Sequence[dict[str, object]] = ()
+    scores: Scores = Scores(0, {})
+    class_words: Mapping[str, ClassWords] = {}
+
+    def calibration(self, task: Task) -> Calibration | None:
+        """Return the calibration of a model that was calibrated on validation rows."""
+        return self.predicted and measure_calibration(task, *self.predicted)
 
 
 class Run:
@@ -228,47 +244,26 @@ class Run:
             with stage("saving"):
                 saved = replace(saved, task=task)
                 self._save(saved, adapter, validation, is_whole=write_pages is not None)
-        scores: Scores | None = None
-        kind: ValidationKind | None = None
-        if validation:
-            scores, kind = task.score(*validation), "held out"
-        elif self.head and self.head.cross_validated is not None and inputs.data.drawn is None:
-            labels, kind = self.inputs.examples["train"].labels, "cross-validated"
-            scores = self.inputs.task.score(self.head.cross_validated, labels)
-        test, test_rows, test_scores = None, [], Scores(0, {})
-        if "test" in inputs.examples:
-            with stage("test"):
-                test = self.trainer.predict("test")
-            test_rows = _prediction_rows(inputs, "test", test)
-            test_scores = with_intervals(task.score(*test), task, test_rows)
+        scores, kind = self._score_validation(task, validation)
+        may_explain = is_main and write_pages is not None and not self.config.data.private_data
+        tested = self._test(inputs, saved, explains=may_explain)
         details = _describe_details(inputs, self.plan, self.head, self.progress)
-        if is_main and test and write_pages and not self.config.data.private_data:
-            with stage("words"):
-                explained, sample = self._explain(saved, task, *test)
-            for number, explanation in explained.items():
-                test_rows[number]["explanation"] = [change.to_json() for change in explanation]
-            if task.class_names:
-                words = words_of_classes(task, test[0], explained, sample)
-                details = replace(details, class_words=words)
+        details = replace(details, class_words=tested.class_words)
         if inputs.method.uses_prototypes:
-            with stage("unlabeled"):
-                logits, _ = self.trainer.predict("unlabeled")
-            texts, misfits = inputs.data.unlabeled, self.progress.misfits
-            no_labels = describe_texts(task, logits, texts, misfits=misfits)
-            details = replace(details, no_labels=no_labels)
+            details = replace(details, no_labels=self._describe_texts(task))
         results = RunResults(
             task=task,
             facts=describe_facts(inputs, self.plan),
             training=self._training_metrics(peak_bytes),
             details=details,
             validation=scores,
-            test=test_scores,
-            calibration=measure_calibration(task, *test) if validation and test else None,
+            test=tested.scores,
+            calibration=tested.calibration(task) if validation else None,
             validation_kind=kind,
             output_dir=str(folder.path),
         )
         if is_main:
-            write_jsonl(folder.predictions_file, test_rows)
+            write_jsonl(folder.predictions_file, tested.rows)
             if write_pages:
                 with stage("report"):
                     write_pages(folder, replace(results, stage_seconds=clock.seconds()))
@@ -282,6 +277,41 @@ class Run:
             "test", results.test.metrics, step=self.progress.steps, epoch=results.training.epoch
         )
         return results
+
+    def _score_validation(
+        self, task: Task, validation: Predicted | None
+    ) -> tuple[Scores | None, ValidationKind | None]:
+        """Return the scores of held-out or of cross-validated rows, if there are any."""
+        if validation:
+            return task.score(*validation), "held out"
+        if not self.head or self.head.cross_validated is None or self.inputs.data.drawn is not None:
+            return None, None
+        labels = self.inputs.examples["train"].labels
+        return self.inputs.task.score(self.head.cross_validated, labels), "cross-validated"
+
+    def _test(self, inputs: RunInputs, saved: TextModel, *, explains: bool) -> "_Tested":
+        """Predict and score the test split, if there is one, and explain some of its rows."""
+        if "test" not in inputs.examples:
+            return _Tested()
+        task = inputs.task
+        with stage("test"):
+            test = self.trainer.predict("test")
+        rows = _prediction_rows(inputs, "test", test)
+        scores, class_words = with_intervals(task.score(*test), task, rows), {}
+        if explains:
+            with stage("words"):
+                explained, sample = self._explain(saved, task, *test)
+            for number, explanation in explained.items():
+                rows[number]["explanation"] = [change.to_json() for change in explanation]
+            class_words = words_of_classes(task, test[0], explained, sample)
+        return _Tested(test, rows, scores, class_words)
+
+    def _describe_texts(self, task: Task) -> UnlabeledTexts:
+        """Describe the unlabeled texts of a run without labels by their predictions."""
+        with stage("unlabeled"):
+            logits, _ = self.trainer.predict("unlabeled")
+        texts, misfits = self.inputs.data.unlabeled, self.progress.misfits
+        return describe_texts(task, logits, texts, misfits=misfits)
 
     def _explain(
         self, saved: TextModel, task: Task, logits: Logits, labels: Labels

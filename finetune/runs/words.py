@@ -58,7 +58,7 @@ def words_of_classes(
     totals: dict[str, Counter[str]] = defaultdict(Counter)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     class_rows: Counter[str] = Counter()
-    if not len(numbers):
+    if not len(numbers) or not task.class_names:
         return {}
     predicted: list[Any] = task.to_json(task.read_logits(logits[numbers]).predicted)
     for number, names in zip(numbers, predicted, strict=True):
