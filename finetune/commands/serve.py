@@ -1,6 +1,7 @@
 """``finetune serve``: a run's model behind an HTTP endpoint."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import click
@@ -34,6 +35,11 @@ Examples:
     metavar="NAME",
     help="Name under which clients reach the server; can be repeated.",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(["json"]),
+    help="Write a line of JSON per request to standard error.",
+)
 @flags.device_option
 @flags.with_display
 def command(
@@ -42,6 +48,7 @@ def command(
     host: str,
     port: int,
     allowed_hosts: tuple[str, ...],
+    log_format: str | None,
     device: str,
     display: flags.Display,
 ) -> None:
@@ -73,10 +80,11 @@ def command(
     names = [f"[{name}]" if name.count(":") > 1 else name for name in allowed_hosts or [host]]
     address = f"http://{names[0]}:{port}"
     hosts = [*local_hosts(port), *names, *(f"{name}:{port}" for name in names)]
-    app = make_serve_app(model, address=address, hosts=hosts, token=token)
+    log = partial(click.echo, err=True) if log_format else None
+    app = make_serve_app(model, address=address, hosts=hosts, token=token, log=log)
     if display.as_json:
         show_json({"address": address, "run": str(folder.path)})
     else:
         page = address + f"/?token=${TOKEN_VARIABLE}" * bool(token)
         click.echo(f"{folder.path.name} at {page} (Ctrl-C stops)")
-    run_server(app, listener)
+    run_server(app, listener, on_stop=app.stop)

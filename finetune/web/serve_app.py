@@ -1,6 +1,7 @@
 """The endpoints of ``finetune serve``, in the shape of Hugging Face's inference API."""
 
 import asyncio
+import logging
 import math
 import re
 import time
@@ -18,16 +19,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from finetune.data.stream import Texts
 from finetune.devices.host import return_freed_memory
-from finetune.errors import UsageError
+from finetune.errors import FinetuneError, UsageError
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import find_lowest_probabilities, package_versions
 from finetune.runs.results import read_results
 from finetune.runs.trained import TrainedModel
 from finetune.tasks.base import Prediction, abstain
+from finetune.web.monitor import Metrics, Monitor
 from finetune.web.server import DEADLINE_SECONDS, StrictBody, make_app, read_body, route
 
 Text = tuple[str, str | None]
@@ -36,6 +37,9 @@ Text = tuple[str, str | None]
 # Texts of one request, and texts and time of one batch, which can't be stopped.
 MAX_TEXTS, MAX_BATCH_TEXTS, BATCH_SECONDS = 512, 256, 0.5
 BYTES_PER_TOKEN = 4
+# The status of nginx for such requests.
+CLIENT_LEFT = 499
+PROMETHEUS = "text/plain; version=0.0.4"
 # Explaining a text takes about ten times as long as predicting it.
 MAX_EXPLAINED_TEXTS = 16
 # Batches of many sizes fragment the memory of the process, which the C library keeps.
@@ -63,6 +67,7 @@ class Batcher:
         count_tokens: Returns about how many tokens of a text the model reads.
         thread: The one thread in which it runs.
         tokens_per_second: Speed of the model. Each full batch measures it again.
+        on_batch: Gets the number of texts of each batch.
     """
 
     def __init__(
@@ -72,8 +77,10 @@ class Batcher:
         thread: ThreadPoolExecutor,
         *,
         tokens_per_second: float,
+        on_batch: Callable[[int], None],
     ) -> None:
         self._predict, self._count_tokens, self._thread = predict, count_tokens, thread
+        self._on_batch = on_batch
         self._requests: deque[_Request] = deque()
         self.tokens_per_second = tokens_per_second
         self._worker: asyncio.Task[None] | None = None
@@ -117,6 +124,7 @@ class Batcher:
     async def _work(self) -> None:
         while (batch := self._next_batch())[0]:
             texts, answers, tokens = batch
+            self._on_batch(len(texts))
             started = time.perf_counter()
             work = asyncio.get_running_loop().run_in_executor(self._thread, self._predict, texts)
             await asyncio.wait([work])
@@ -149,6 +157,8 @@ async def answer_in_time(request: Request, work: Awaitable[Any]) -> Any:
     finally:
         for task in tasks:
             task.cancel()
+    if tasks[1].done():  # nobody reads the answer, but it is counted and logged
+        raise HTTPException(CLIENT_LEFT, "the client closed the connection")
     raise _busy(f"there was no answer within {DEADLINE_SECONDS} seconds", 1)
 
 
@@ -244,12 +254,22 @@ class PredictBody(StrictBody):
 
 
 def make_serve_app(
-    model: ServedModel, *, address: str, hosts: Collection[str], token: str | None = None
-) -> ASGIApp:
-    """Return the application; its page shows how programs send texts to ``address``."""
+    model: ServedModel,
+    *,
+    address: str,
+    hosts: Collection[str],
+    token: str | None = None,
+    log: Callable[[str], object] | None = None,
+) -> Monitor:
+    """Return the application; its page shows how programs send texts to ``address``.
+
+    ``log`` gets a line of JSON for each request.
+    """
+    metrics, speed = Metrics(), model.tokens_per_second
     batcher = Batcher(
-        model.predict, model.count_tokens, model.thread, tokens_per_second=model.tokens_per_second
-    )
+        model.predict, model.count_tokens, model.thread,
+        tokens_per_second=speed, on_batch=metrics.batches.add,
+    )  # fmt: skip
     page = {"address": address, "needs_token": bool(token), **model.info}
     function = FUNCTIONS[model.info["task"]]
 
@@ -267,6 +287,7 @@ def make_serve_app(
             body.texts(reads_pairs=model.reads_pairs),
             body.parameters or Parameters(),
         )
+        request.state.texts = len(texts)
         if parameters.function_to_apply not in (None, function):
             raise HTTPException(422, f"function_to_apply can only be {function} for this model")
         names = {"min_confidence", "target_precision"}
@@ -274,7 +295,11 @@ def make_serve_app(
         if parameters.explain and len(texts) > MAX_EXPLAINED_TEXTS:
             raise HTTPException(422, f"explain works for up to {MAX_EXPLAINED_TEXTS} texts at once")
         work = explain(texts) if parameters.explain else batcher.submit(texts)
-        predictions = await answer_in_time(request, work)
+        try:
+            predictions = await answer_in_time(request, work)
+        except FinetuneError as error:  # whose remedy has flags of the command line
+            logging.getLogger("uvicorn.error").error("%s: %s", error.message, error.remedy)
+            raise HTTPException(500, f"the model can't be used: {error.message}") from error
         if lowest is not None:
             predictions = abstain(predictions, lowest)
         return JSONResponse([_answer(each, top_k=parameters.top_k) for each in predictions])
@@ -284,8 +309,11 @@ def make_serve_app(
         Route("/predict", predict, methods=["POST"]),
         route("/health", lambda: {"status": "ok"}),
         route("/info", lambda: model.info),
+        Route("/metrics", lambda _: Response(metrics.as_text(), media_type=PROMETHEUS)),
     ]
-    return make_app(routes, name="serve", page=page, hosts=hosts, token=token)
+    app = make_app(routes, name="serve", page=page, hosts=hosts, token=token)
+    paths = {each.path for each in routes}
+    return Monitor(app, metrics, paths=paths, log=log)
 
 
 def _answer(prediction: Prediction, *, top_k: int | None) -> list[dict[str, Any]]:

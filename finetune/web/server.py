@@ -6,12 +6,15 @@ and if it comes from a page, the page must be of the same host.
 """
 
 import asyncio
+import math
 import secrets
 import signal
 import socket
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
+from types import FrameType
 from typing import Any, TypeVar
 
 import uvicorn
@@ -30,8 +33,10 @@ from finetune.training.interruption import STOP_SIGNALS
 Body = TypeVar("Body", bound=BaseModel)
 
 MAX_BODY_BYTES = 2**20
-# A request is answered or rejected within this time, and the server stops within it.
+# A request is answered or rejected within this time, and the server stops answering within it.
 DEADLINE_SECONDS = 60
+# Time for the last bytes of answers.
+CLOSING_SECONDS = 5
 _HEADERS = [
     (
         b"content-security-policy",
@@ -70,7 +75,26 @@ def local_hosts(port: int) -> list[str]:
 
 
 class _Server(uvicorn.Server):
-    """Stops when a signal comes: what was accepted is answered, and the command ends normally."""
+    """Stops when a signal comes: what was accepted is answered, and the command ends normally.
+
+    Until then it accepts connections, so that clients and load balancers can be told to go away.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_stop, self._stop_by = on_stop, math.inf
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to stop; a second Ctrl-C stops at once."""
+        self._on_stop()
+        self._stop_by = min(self._stop_by, time.monotonic() + DEADLINE_SECONDS)
+        super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to close all connections, ten times per second."""
+        is_idle = not self.server_state.tasks
+        is_late = self.force_exit or time.monotonic() > self._stop_by
+        return await super().on_tick(counter) and (is_idle or is_late)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -80,14 +104,16 @@ class _Server(uvicorn.Server):
         yield
 
 
-def run_server(app: ASGIApp, listener: socket.socket) -> None:
-    """Serve an application on a socket until a signal comes."""
+def run_server(
+    app: ASGIApp, listener: socket.socket, *, on_stop: Callable[[], None] = lambda: None
+) -> None:
+    """Serve an application on a socket until a signal comes, which first calls ``on_stop``."""
     config = uvicorn.Config(
         app, http="h11", ws="none", lifespan="off", loop="asyncio", log_level="warning",
         access_log=False, server_header=False, proxy_headers=False,
-        timeout_graceful_shutdown=DEADLINE_SECONDS,
+        timeout_graceful_shutdown=CLOSING_SECONDS,
     )  # fmt: skip
-    _Server(config).run(sockets=[listener])
+    _Server(config, on_stop).run(sockets=[listener])
 
 
 class StrictBody(BaseModel):
@@ -178,7 +204,8 @@ def make_app(
             return 403, f"this server is not reached as {host!r}"
         if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
             return 403, "pages of other sites can't use this server"
-        if not token or request.url.path == "/health":
+        # Load balancers and Prometheus read these, which have nothing about texts or classes.
+        if not token or request.url.path in ("/health", "/metrics"):
             return None
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         is_page = request.url.path == "/" and request.scope["method"] == "GET"

@@ -25,10 +25,12 @@ from starlette.testclient import TestClient
 from tiny_runs import TEXTS, Command
 
 import finetune
+from finetune.errors import LossNotFiniteError
 from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Prediction
 from finetune.web import serve_app, server
-from finetune.web.serve_app import Batcher, ServedModel, make_serve_app
+from finetune.web.monitor import Monitor
+from finetune.web.serve_app import Batcher, ServedModel, answer_in_time, make_serve_app
 from finetune.web.server import StrictBody, bind, local_hosts, read_body
 
 
@@ -37,9 +39,12 @@ def model(finished_run: Path) -> ServedModel:
     return ServedModel(RunFolder(finished_run), device="cpu")
 
 
+def app_of(model: ServedModel, **options: Any) -> Monitor:
+    return make_serve_app(model, address="<i>", hosts=["testserver"], **options)
+
+
 def client_of(model: ServedModel, *, token: str | None = None, **options: Any) -> TestClient:
-    app = make_serve_app(model, address="<i>", hosts=["testserver"], token=token)
-    return TestClient(app, **options)
+    return TestClient(app_of(model, token=token), **options)
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +143,128 @@ def test_a_client_that_leaves_is_no_error_of_the_server() -> None:
         asyncio.run(read_body(starlette.requests.Request(scope, receive), StrictBody))
 
 
+def test_a_client_that_leaves_during_the_work_is_no_error_of_the_server() -> None:
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    request = starlette.requests.Request({"type": "http", "headers": []}, receive)
+    with pytest.raises(HTTPException, match="closed the connection") as error:
+        asyncio.run(answer_in_time(request, asyncio.sleep(9)))
+    assert error.value.status_code == 499
+
+
+def test_an_error_of_the_model_names_no_flag_of_the_command_line(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(texts: object) -> None:
+        raise LossNotFiniteError("the logits are NaN", remedy="lower --learning-rate")
+
+    monkeypatch.setattr(model, "predict", fail)
+    response = client_of(model).post("/", json={"inputs": "a"})
+    assert response.status_code == 500
+    assert response.json() == {"error": "the model can't be used: the logits are NaN"}
+    assert "lower --learning-rate" in caplog.text  # the operator can do this
+
+
+def test_metrics_count_requests_by_path_and_status_and_the_sizes_of_batches(
+    model: ServedModel,
+) -> None:
+    client = client_of(model)
+    for inputs in ("a", ["b"] * 3, []):
+        client.post("/predict", json={"inputs": inputs})
+    client.get("/made-up")
+    client.get('/"}')
+    response = client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = response.text.splitlines()
+    assert {
+        'finetune_requests_total{path="/predict",status="200"} 2',
+        'finetune_requests_total{path="/predict",status="422"} 1',
+        'finetune_requests_total{path="other",status="404"} 2',
+        'finetune_request_seconds_bucket{le="+Inf"} 2',
+        "finetune_request_seconds_count 2",
+        'finetune_batch_texts_bucket{le="1"} 1',
+        'finetune_batch_texts_bucket{le="2"} 1',
+        'finetune_batch_texts_bucket{le="4"} 2',
+        "finetune_batch_texts_sum 4.0",
+        "# TYPE finetune_batch_texts histogram",
+    } <= {*lines}
+    assert response.text.endswith("\n")
+    assert 'finetune_requests_total{path="/metrics",status="200"} 1' in client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_kept"),
+    [("a-1_B.c:d=e/f+g@h", True), ("x" * 128, True), ("x" * 129, False), ("a b", False),
+     ("ä", False), ("", False), ("a\tb", False), ("<script>", False)],
+)  # fmt: skip
+def test_a_request_id_is_passed_through_if_it_is_short_and_plain(
+    sent: str, is_kept: bool, model: ServedModel
+) -> None:
+    client, headers = client_of(model), {"X-Request-ID": sent.encode()}
+    for path in ("/health", "/unknown"):
+        returned = client.get(path, headers=headers).headers["x-request-id"]
+        assert (returned == sent) == is_kept
+        assert len(returned) == (len(sent) if is_kept else 32)
+
+
+def test_the_access_log_has_a_line_of_json_per_request(model: ServedModel) -> None:
+    lines = list[str]()
+    client = TestClient(app_of(model, log=lines.append, token="secret"))
+    headers = {"Authorization": "Bearer secret", "X-Request-ID": "id-1"}
+    client.post("/", json={"inputs": ["a", "b"]}, headers=headers)
+    client.get("/?token=secret")
+    client.get("/a%0Ab%E2%80%AE")
+    assert "secret" not in "".join(lines)
+    assert "".join(lines).isascii()
+    first, page, unknown = map(json.loads, lines)
+    assert first["time"].endswith("+00:00")
+    assert 0 < first["seconds"] < 60
+    words = {"method": "POST", "path": "/", "status": 200, "request_id": "id-1", "texts": 2}
+    assert first | words == first
+    assert (page["path"], page["status"], page["texts"]) == ("/", 200, 0)
+    assert (unknown["path"], unknown["status"]) == ("/a\nb\u202e", 404)
+
+
+def test_a_log_that_nobody_reads_stops_no_request(model: ServedModel) -> None:
+    def fail(line: str) -> None:
+        raise BrokenPipeError
+
+    assert TestClient(app_of(model, log=fail)).get("/health").status_code == 200
+
+
+def test_the_command_logs_to_standard_error_if_a_format_is_set(
+    finished_run: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        server, "run_server", lambda app, listener, on_stop: TestClient(app).get("/health")
+    )
+    logged = command("serve", finished_run, "--port", "0", "--log-format", "json").errors
+    assert json.loads(logged.splitlines()[-1])["path"] == "/health"
+    assert "/health" not in command("serve", finished_run, "--port", "0").errors
+
+
+def test_a_server_that_stops_tells_clients_and_load_balancers_to_go_away(
+    model: ServedModel,
+) -> None:
+    app = app_of(model)
+    client = TestClient(app)
+    assert client.get("/health").status_code == 200
+    app.stop()
+    for response in (client.get("/health"), client.post("/", json={"inputs": "a"})):
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+        assert response.headers["connection"] == "close"
+        assert "stopping" in response.json()["error"]
+    assert client.get("/metrics").status_code == 200
+
+
 @pytest.mark.parametrize(
     ("path", "headers", "code"),
     [
         ("/health", {}, 200),
+        ("/metrics", {}, 200),
+        ("/metrics", {"host": "evil.example"}, 403),
         ("/info", {}, 401),
         ("/info", {"authorization": "Bearer secret"}, 200),
         ("/?token=secret", {}, 200),
@@ -210,8 +333,9 @@ class SlowModel:
 
 def batcher_of(model: SlowModel) -> Batcher:
     return Batcher(
-        model.predict, model.count_tokens, model.thread, tokens_per_second=model.tokens_per_second
-    )
+        model.predict, model.count_tokens, model.thread,
+        tokens_per_second=model.tokens_per_second, on_batch=lambda count: None,
+    )  # fmt: skip
 
 
 def test_requests_share_batches_and_keep_their_answers() -> None:
@@ -258,8 +382,27 @@ listener = server.bind("127.0.0.1", 0)
 port = listener.getsockname()[1]
 print(port, flush=True)
 app = serve_app.make_serve_app(SlowModel(), address="", hosts=server.local_hosts(port))
-server.run_server(app, listener)
+server.run_server(app, listener, on_stop=app.stop)
 """
+
+
+def test_requests_that_were_accepted_are_answered_while_others_get_503(start: Start) -> None:
+    process = start(sys.executable, "-c", SLOW_SERVER, cwd=Path(__file__).parents[1])
+    assert process.stdout
+    address = f"127.0.0.1:{int(process.stdout.readline())}"
+    accepted, kept_open = HTTPConnection(address, timeout=30), HTTPConnection(address, timeout=30)
+    kept_open.request("GET", "/health")
+    assert kept_open.getresponse().read() == b'{"status":"ok"}'
+    accepted.request("POST", "/", json.dumps({"inputs": ["x" * 150]}), JSON)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    for connection in (kept_open, HTTPConnection(address, timeout=30)):
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        assert (response.status, response.headers["Retry-After"]) == (503, "1")
+    assert accepted.getresponse().status == 200
+    assert process.wait(5) == 0
 
 
 @pytest.mark.slow
@@ -325,7 +468,7 @@ def test_the_printed_address_is_the_one_that_works(
             return "", 7
 
     monkeypatch.setattr(server, "bind", lambda host, port: Listener())
-    monkeypatch.setattr(server, "run_server", lambda app, listener: None)
+    monkeypatch.setattr(server, "run_server", lambda app, listener, on_stop: None)
     monkeypatch.setenv("FINETUNE_API_TOKEN", "secret")
     outcome = command("serve", finished_run, *arguments)
     assert f"at {address}/?token=$FINETUNE_API_TOKEN " in outcome.output
