@@ -116,10 +116,12 @@ def has_labels(source: SourceTable, classes: Sequence[str], options: DataConfig)
         columns_of_file = _read_columns(options.class_descriptions or "")
         names += [cell for column in columns_of_file for cell in column if not is_number(cell)]
         least = 0.0
+    # Labels in another case are an error of the table.
+    known = pyarrow.array([name.lower() for name in names], "string")
     for name, column in columns.items():
         cells = pc.utf8_trim_whitespace(column)
         cells = cells.filter(pc.not_equal(cells, ""))
-        is_class = pc.is_in(cells, value_set=pyarrow.array(names, "string"))
+        is_class = pc.is_in(pc.utf8_lower(cells), value_set=known)
         if (pc.mean(is_class).as_py() or 0.0) > least:
             return True
         if plain_name(name) in NAMES["label"] and len(cells):

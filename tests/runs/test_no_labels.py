@@ -177,13 +177,21 @@ def test_columns_without_classes_are_no_labels(
     assert was_emitted(events, Info, "24 different texts without labels, 3 classes")
 
 
-def test_labels_that_differ_from_the_classes_are_an_error(train: Train) -> None:
-    rows = {"text": [text for text, _ in ROWS], "label": [name.title() for _, name in ROWS]}
-    with pytest.raises(DataError, match="other classes than classes: Billing, Login, Refund"):
-        train(data=rows, classes=CLASSES)
-    rows["label"] = [name if name != "refund" else "refnud" for _, name in ROWS]
-    with pytest.raises(DataError, match="not among the declared classes: refnud"):
-        train(data=rows, classes=CLASSES)
+@pytest.mark.parametrize(
+    ("column", "labels", "options", "words"),
+    [
+        ("label", ["fee", "log in", "back"], {"classes": CLASSES}, "other classes than classes: "),
+        ("kind", ["billing", "login", "refnud"], {"classes": CLASSES}, "classes: refnud"),
+        ("kind", ["Billing", "Login", "Refund"], {"classes": CLASSES}, "classes: Billing, Login"),
+        ("kind", ["Billing", "Login", "Refund"], {"class_descriptions": KINDS}, "are not classes"),
+    ],
+)
+def test_labels_that_differ_from_the_classes_are_an_error(
+    column: str, labels: list[str], options: dict[str, Any], words: str, train: Train
+) -> None:
+    rows = {"text": [text for text, _ in ROWS], column: labels * 8}
+    with pytest.raises(DataError, match=words):
+        train(data=rows, **options)
 
 
 def test_a_class_without_a_labeled_row_is_known_by_its_name(train: Train) -> None:
