@@ -16,6 +16,7 @@ from finetune.files import read_json
 from finetune.runs.linear_head import LinearHeadFitter
 from finetune.runs.run import Run
 from finetune.tokenization.examples import Examples
+from finetune.training import plan
 
 KINDS = {"billing": "the invoice", "login": "the password", "refund": "the money"}
 ROWS = [(f"{thing} of order {n} is wrong", name) for n in range(8) for name, thing in KINDS.items()]
@@ -194,18 +195,7 @@ def test_labels_that_differ_from_the_classes_are_an_error(
         train(data=rows, **options)
 
 
-def test_a_class_without_a_labeled_row_is_known_by_its_name(train: Train) -> None:
-    events: list[Event] = []
-    rows = [row for row in ROWS if row[1] != "refund"]
-    labeled = {"text": [text for text, _ in rows], "label": [name for _, name in rows]}
-    run = train(data=labeled, classes=CLASSES, emit=events.append)
-    known = "without a labeled row, these are known from their names: refund"
-    assert was_emitted(events, Info, known)
-    assert [*read_json(run / "model/config.json")["id2label"].values()] == [*KINDS]
-    assert read_json(run / "all_results.json")["details"]["class_rows"]["refund"] == 0
-
-
-def test_a_class_without_a_labeled_row_learns_from_texts_that_likely_have_it(
+def test_a_class_without_a_labeled_row_is_known_by_its_name_and_likely_texts(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen: list[Examples] = []
@@ -216,9 +206,16 @@ def test_a_class_without_a_labeled_row_learns_from_texts_that_likely_have_it(
 
     original = LinearHeadFitter._find_rows
     monkeypatch.setattr(LinearHeadFitter, "_find_rows", find_rows)
+    for limit in ("MIN_STEPS", "MAX_STEPS"):
+        monkeypatch.setattr(plan, limit, 3)
     rows = [row for row in ROWS if row[1] != "refund"]
     labeled = {"text": [text for text, _ in rows], "label": [name for _, name in rows]}
     unlabeled = [text.replace("order", "parcel") for text, _ in ROWS]
-    train(data=labeled, classes=CLASSES, unlabeled=unlabeled)
+    events: list[Event] = []
+    run = train(data=labeled, classes=CLASSES, unlabeled=unlabeled, emit=events.append)
+    known = "without a labeled row, these are known from their names: refund"
+    assert was_emitted(events, Info, known)
+    assert [*read_json(run / "model/config.json")["id2label"].values()] == [*KINDS]
+    assert read_json(run / "all_results.json")["details"]["class_rows"]["refund"] == 0
     assert {*chosen[0].labels} <= {2}
     assert len(chosen[0].labels) <= 8
