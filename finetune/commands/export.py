@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # The order of floating-point operations explains differences up to this size.
 MAX_LOGIT_DIFFERENCE = 1e-4
+# The int8 model is dropped if the main metric, such as accuracy, falls by more than this.
+MAX_INT8_LOSS = 0.005
 EXAMPLES = """\b
 Examples:
   finetune export onnx runs/demo --verify
@@ -41,7 +43,8 @@ def export_onnx(
 
     Args:
         output_dir: Folder to write; an earlier export in it is replaced. Default: RUN/onnx.
-        int8: Also write int8 weights, and compare their predictions with PyTorch.
+        int8: Also write int8 weights, unless accuracy falls by more than 0.5 points on the
+            validation split.
         verify: Compare all predictions on the test split with PyTorch.
     """
     folder = open_run_folder(Path(run))
@@ -55,7 +58,7 @@ def export_onnx(
     export.import_runtime()
     trained = TrainedModel.load(folder, device="cpu")
     emit(Info(f"exporting {folder.path} to {path}"))
-    export.write_onnx(trained.text_model, output, quantizes=int8)
+    export.write_onnx(trained.text_model, output)
     options, task = trained.config.model, trained.text_model.task
     if options.long_texts == "windows":
         size = f"windows of {options.max_length} tokens that overlap by {options.stride}"
@@ -64,42 +67,79 @@ def export_onnx(
         emit(WarningMessage(message, remedy=remedy))
     if task.problem_type == MULTI:
         emit(Info("a text has the classes whose sigmoid reaches the threshold in config.json"))
-    trained = replace(trained, predictor=replace(trained.predictor, precision="fp32"))
-    examples = _load_test_examples(folder, trained) if verify or int8 else None
-    files: list[dict[str, Any]] = []
-    for name, is_compared in ((export.MODEL_FILE, verify), (export.QUANTIZED_FILE, int8)):
-        file, verification = output.path / name, None
-        if is_compared and examples is not None:
-            emit(Info(f"comparing {name} with PyTorch on {len(examples.lengths):,} test rows"))
-            verification = export.verify(trained, export.OnnxModel(file), examples)
-        if file.is_file():
-            size_bytes = file.stat().st_size
-            files.append(
-                {"path": str(file), "size_bytes": size_bytes, "verification": verification}
-            )
-    if compared := files[0]["verification"]:
-        labels, difference = compared["same_labels"], compared["largest_logit_difference"]
-        if labels not in (None, 1) or difference > MAX_LOGIT_DIFFERENCE:
-            differ = "" if labels is None else f"{1 - labels:.1%} of the labels differ, and "
-            raise FinetuneError(
-                f"{export.MODEL_FILE} does not predict like the model of the run: {differ}"
-                f"logits differ by up to {difference:.1e}",
-                remedy=f"use {folder.model_folder} with transformers, and report this as a bug",
-            )
+    verification = None
+    if verify:
+        verification = _compare_with_pytorch(folder, trained, output.path / export.MODEL_FILE)
+    files = [_describe(output.path / export.MODEL_FILE, verification)]
+    if int8:
+        files += _write_int8(folder, trained, output)
     return {"folder": str(output.path), "files": files}
 
 
-def _load_test_examples(folder: RunFolder, trained: "TrainedModel") -> "Examples":
+def _describe(file: Path, verification: Mapping[str, Any] | None) -> dict[str, Any]:
+    size = file.stat().st_size
+    return {"path": str(file), "size_bytes": size, "verification": verification}
+
+
+def _compare_with_pytorch(
+    folder: RunFolder, trained: "TrainedModel", file: Path
+) -> Mapping[str, Any]:
+    from finetune import export
+
+    examples = _load_examples(folder, trained, "test")
+    pytorch, exported = trained.predictor.model, export.OnnxModel(file)
+    compared = export.compare(trained, pytorch, exported, examples)
+    labels, difference = compared["same_labels"], compared["largest_logit_difference"]
+    if labels not in (None, 1) or difference > MAX_LOGIT_DIFFERENCE:
+        differ = "" if labels is None else f"{1 - labels:.1%} of the labels differ, and "
+        raise FinetuneError(
+            f"{file.name} does not predict like the model of the run: {differ}"
+            f"logits differ by up to {difference:.1e}",
+            remedy=f"use {folder.model_folder} with transformers, and report this as a bug",
+        )
+    return compared
+
+
+def _write_int8(
+    folder: RunFolder, trained: "TrainedModel", output: OwnFolder
+) -> list[dict[str, Any]]:
+    """Write the int8 model and return its description, or warn if it is not accurate."""
+    from finetune import export
+
+    examples = _load_examples(folder, trained, "validation", "test")
+    fp32, compared = export.OnnxModel(output.path / export.MODEL_FILE), dict[str, Any]()
+
+    def is_accurate(file: Path) -> bool:
+        compared.update(export.compare(trained, fp32, export.OnnxModel(file), examples))
+        metric, value = next(iter(compared["metrics"].items()))
+        before = compared["reference_metrics"][metric]
+        if value >= before - MAX_INT8_LOSS:
+            return True
+        words, rows = metric.replace("_", " "), f"{compared['samples']:,} rows"
+        change = f"{words} falls from {format_number(before)} to {format_number(value)} on {rows}"
+        message = f"{export.QUANTIZED_FILE} is not written, because with int8 weights {change}"
+        emit(WarningMessage(message, remedy=f"use {export.MODEL_FILE}"))
+        return False
+
+    export.write_int8(output, is_accurate)
+    file = output.path / export.QUANTIZED_FILE
+    return [_describe(file, compared)] if file.is_file() else []
+
+
+def _load_examples(folder: RunFolder, trained: "TrainedModel", *splits: str) -> "Examples":
+    """Return the rows of the first of some splits that the run has, or its training rows."""
     from finetune.runs.evaluate import load_split
     from finetune.runs.manifest import Manifest
     from finetune.runs.prepare import encode_rows
 
     # A run without labels may have only the descriptions of its classes.
-    split = "test" if "test" in Manifest.read(folder).splits else "train"
+    present = Manifest.read(folder).splits
+    split = next((name for name in splits if name in present), "train")
     rows, text_model = load_split(folder, split), trained.text_model
+    emit(Info(f"comparing predictions on {len(rows):,} {split} rows"))
     with_plain_mask = replace(text_model.structure, takes_4d_mask=False)
     text_model = replace(text_model, structure=with_plain_mask)
-    return encode_rows(rows, "test", text_model, config=trained.config)
+    return encode_rows(rows, split, text_model, config=trained.config)
 
 
 @click.group(epilog=EXAMPLES)
@@ -120,15 +160,22 @@ def onnx_command(*, display: flags.Display, **options: Any) -> None:
 
 
 def _show_onnx(exported: Mapping[str, Any]) -> None:
-    for file in exported["files"]:
+    for file, reference in zip(exported["files"], ("PyTorch", "fp32"), strict=False):
         show_lines(f"{file['path']}, {format_size(file['size_bytes'])}")
         if compared := file["verification"]:
             same, metric = compared["same_labels"], next(iter(compared["metrics"]))
             difference = f"{compared['largest_logit_difference']:.1e}"
-            if same is None:
-                facts = {"largest difference": f"{difference} of the largest value"}
-            else:
-                labels = f"{same:.1%} of {compared['samples']:,}"
-                facts = {"same labels as PyTorch": labels, "largest difference": difference}
-            values = (compared[name][metric] for name in ("metrics", "pytorch_metrics"))
-            show_facts(facts | {metric: ", PyTorch ".join(map(format_number, values))})
+            facts = {"largest difference": f"{difference} of the largest value"}
+            if same is not None:
+                change = compared["largest_probability_difference"]
+                facts = {
+                    f"same labels as {reference}": f"{same:.1%} of {compared['samples']:,}",
+                    "largest difference": difference,
+                    "largest change of a probability": format_number(change, digits=2),
+                }
+            values = (compared[name][metric] for name in ("metrics", "reference_metrics"))
+            facts[metric] = f", {reference} ".join(map(format_number, values))
+            facts["speed"] = f"{format_number(compared['speed'], digits=2)} times {reference}"
+            show_facts(facts)
+            if reference == "fp32" and compared["speed"] <= 1:
+                show_lines("int8 is not faster than fp32 on this CPU")
