@@ -1,6 +1,7 @@
 """``finetune serve``: a run's model behind an HTTP endpoint."""
 
 import os
+import socket
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from finetune.devices.host import limit_kernel_cache
 from finetune.errors import UsageError
 from finetune.runs.folder import open_run_folder
 from finetune.web import require_packages
+from finetune.web.workers import run_workers, stop_with_parent
 
 TOKEN_VARIABLE = "FINETUNE_API_TOKEN"
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
@@ -36,6 +38,13 @@ Examples:
     help="Name under which clients reach the server; can be repeated.",
 )
 @click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Processes, each with the model.  [default: 1]",
+)
+@click.option("--worker", type=int, nargs=2, hidden=True)
+@click.option(
     "--log-format",
     type=click.Choice(["json"]),
     help="Write a line of JSON per request to standard error.",
@@ -48,6 +57,8 @@ def command(
     host: str,
     port: int,
     allowed_hosts: tuple[str, ...],
+    workers: int,
+    worker: tuple[int, int] | None,
     log_format: str | None,
     device: str,
     display: flags.Display,
@@ -68,23 +79,38 @@ def command(
         )
     require_packages()
     limit_kernel_cache()
+    number, descriptor = worker or (1, None)
     with display.progress():
-        from finetune.web.serve_app import ServedModel, make_serve_app
         from finetune.web.server import bind, local_hosts, run_server
 
         folder = open_run_folder(run)
-        listener = bind(host, port)
-        model = ServedModel(folder, device=device)
+        listener = bind(host, port) if descriptor is None else socket.socket(fileno=descriptor)
+        if workers == 1:
+            from finetune.web.serve_app import ServedModel, make_serve_app
+
+            model = ServedModel(folder, device=device)
     port = listener.getsockname()[1]
     # An IPv6 address has brackets in front of a port.
     names = [f"[{name}]" if name.count(":") > 1 else name for name in allowed_hosts or [host]]
     address = f"http://{names[0]}:{port}"
+
+    def show_address() -> None:
+        if display.as_json:
+            show_json({"address": address, "run": str(folder.path)})
+        else:
+            page = address + f"/?token=${TOKEN_VARIABLE}" * bool(token)
+            click.echo(f"{folder.path.name} at {page} (Ctrl-C stops)")
+
+    if workers > 1:
+        arguments = ["serve", str(folder.path), "--host", host, "--device", device, "--json", "-q"]
+        arguments += [f"--allowed-host={name}" for name in allowed_hosts]
+        arguments += [f"--log-format={log_format}"] if log_format else []
+        run_workers(arguments, listener, workers, on_ready=show_address)
+        return
+    if worker:
+        stop_with_parent()
     hosts = [*local_hosts(port), *names, *(f"{name}:{port}" for name in names)]
     log = partial(click.echo, err=True) if log_format else None
-    app = make_serve_app(model, address=address, hosts=hosts, token=token, log=log)
-    if display.as_json:
-        show_json({"address": address, "run": str(folder.path)})
-    else:
-        page = address + f"/?token=${TOKEN_VARIABLE}" * bool(token)
-        click.echo(f"{folder.path.name} at {page} (Ctrl-C stops)")
+    app = make_serve_app(model, address=address, hosts=hosts, token=token, log=log, worker=number)
+    show_address()
     run_server(app, listener, on_stop=app.stop)

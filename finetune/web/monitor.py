@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -33,14 +33,14 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
-    def lines(self) -> Iterator[str]:
+    def lines(self, label: str) -> Iterator[str]:
         """Yield the lines of the histogram in the text format of Prometheus."""
         yield from _header(self._name, self._description, "histogram")
         totals = [*accumulate(self._counts)]
         for bound, total in zip((*self._bounds, "+Inf"), totals, strict=True):
-            yield f'{self._name}_bucket{{le="{bound}"}} {total}'
-        yield f"{self._name}_sum {self._sum}"
-        yield f"{self._name}_count {totals[-1]}"
+            yield f'{self._name}_bucket{{{label},le="{bound}"}} {total}'
+        yield f"{self._name}_sum{{{label}}} {self._sum}"
+        yield f"{self._name}_count{{{label}}} {totals[-1]}"
 
 
 def _header(name: str, description: str, kind: str) -> tuple[str, str]:
@@ -48,9 +48,10 @@ def _header(name: str, description: str, kind: str) -> tuple[str, str]:
 
 
 class Metrics:
-    """Numbers since the server started."""
+    """Numbers of a process, the worker, since it started."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: int) -> None:
+        self._label = f'worker="{worker}"'
         self.requests: Counter[tuple[str, int]] = Counter()
         self.seconds = Histogram(
             "finetune_request_seconds", "Time to answer requests that have texts.", _SECONDS
@@ -64,8 +65,9 @@ class Metrics:
         name = "finetune_requests_total"
         lines = [*_header(name, "Answered requests.", "counter")]
         for (path, status), count in sorted(self.requests.items()):
-            lines.append(f'{name}{{path="{path}",status="{status}"}} {count}')
-        return "\n".join([*lines, *self.seconds.lines(), *self.batches.lines(), ""])
+            lines.append(f'{name}{{{self._label},path="{path}",status="{status}"}} {count}')
+        histograms = (self.seconds.lines(self._label), self.batches.lines(self._label))
+        return "\n".join([*lines, *chain(*histograms), ""])
 
 
 class Monitor:

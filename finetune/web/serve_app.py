@@ -260,12 +260,13 @@ def make_serve_app(
     hosts: Collection[str],
     token: str | None = None,
     log: Callable[[str], object] | None = None,
+    worker: int = 1,
 ) -> Monitor:
     """Return the application; its page shows how programs send texts to ``address``.
 
-    ``log`` gets a line of JSON for each request.
+    ``log`` gets a line of JSON for each request. ``worker`` is the number of this process.
     """
-    metrics, speed = Metrics(), model.tokens_per_second
+    metrics, speed = Metrics(worker), model.tokens_per_second
     batcher = Batcher(
         model.predict, model.count_tokens, model.thread,
         tokens_per_second=speed, on_batch=metrics.batches.add,

@@ -178,19 +178,22 @@ def test_metrics_count_requests_by_path_and_status_and_the_sizes_of_batches(
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = response.text.splitlines()
     assert {
-        'finetune_requests_total{path="/predict",status="200"} 2',
-        'finetune_requests_total{path="/predict",status="422"} 1',
-        'finetune_requests_total{path="other",status="404"} 2',
-        'finetune_request_seconds_bucket{le="+Inf"} 2',
-        "finetune_request_seconds_count 2",
-        'finetune_batch_texts_bucket{le="1"} 1',
-        'finetune_batch_texts_bucket{le="2"} 1',
-        'finetune_batch_texts_bucket{le="4"} 2',
-        "finetune_batch_texts_sum 4.0",
+        'finetune_requests_total{worker="1",path="/predict",status="200"} 2',
+        'finetune_requests_total{worker="1",path="/predict",status="422"} 1',
+        'finetune_requests_total{worker="1",path="other",status="404"} 2',
+        'finetune_request_seconds_bucket{worker="1",le="+Inf"} 2',
+        'finetune_request_seconds_count{worker="1"} 2',
+        'finetune_batch_texts_bucket{worker="1",le="1"} 1',
+        'finetune_batch_texts_bucket{worker="1",le="2"} 1',
+        'finetune_batch_texts_bucket{worker="1",le="4"} 2',
+        'finetune_batch_texts_sum{worker="1"} 4.0',
         "# TYPE finetune_batch_texts histogram",
     } <= {*lines}
     assert response.text.endswith("\n")
-    assert 'finetune_requests_total{path="/metrics",status="200"} 1' in client.get("/metrics").text
+    assert (
+        'finetune_requests_total{worker="1",path="/metrics",status="200"} 1'
+        in client.get("/metrics").text
+    )
 
 
 @pytest.mark.parametrize(
@@ -386,23 +389,49 @@ server.run_server(app, listener, on_stop=app.stop)
 """
 
 
+HELD_SERVER = """
+import asyncio, sys
+from starlette.responses import Response
+from finetune.web.monitor import Metrics, Monitor
+from finetune.web.server import bind, run_server
+
+async def answer(scope, receive, send):
+    if scope["path"] == "/":
+        print("accepted", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+    await Response()(scope, receive, send)
+
+listener = bind("127.0.0.1", 0)
+print(listener.getsockname()[1], flush=True)
+app = Monitor(answer, Metrics(1), paths=[], log=None)
+run_server(app, listener, on_stop=app.stop)
+"""
+
+
 def test_requests_that_were_accepted_are_answered_while_others_get_503(start: Start) -> None:
-    process = start(sys.executable, "-c", SLOW_SERVER, cwd=Path(__file__).parents[1])
+    process = start(sys.executable, "-c", HELD_SERVER, stdin=subprocess.PIPE)
     assert process.stdout
+    assert process.stdin
     address = f"127.0.0.1:{int(process.stdout.readline())}"
-    accepted, kept_open = HTTPConnection(address, timeout=30), HTTPConnection(address, timeout=30)
-    kept_open.request("GET", "/health")
-    assert kept_open.getresponse().read() == b'{"status":"ok"}'
-    accepted.request("POST", "/", json.dumps({"inputs": ["x" * 150]}), JSON)
-    time.sleep(0.3)
-    process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
-    for connection in (kept_open, HTTPConnection(address, timeout=30)):
+
+    def check() -> tuple[int, str | None]:
+        connection = HTTPConnection(address, timeout=30)
         connection.request("GET", "/health")
         response = connection.getresponse()
-        assert (response.status, response.headers["Retry-After"]) == (503, "1")
+        return response.status, response.headers["Retry-After"]
+
+    assert check() == (200, None)
+    accepted = HTTPConnection(address, timeout=30)
+    accepted.request("POST", "/", "{}", JSON)
+    assert process.stdout.readline() == "accepted\n"
+    process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + 30
+    while check() != (503, "1"):
+        assert time.monotonic() < deadline
+    process.stdin.write("\n")
+    process.stdin.flush()
     assert accepted.getresponse().status == 200
-    assert process.wait(5) == 0
+    assert process.wait(30) == 0
 
 
 @pytest.mark.slow
