@@ -27,6 +27,7 @@ from long_texts import make_long_texts
 from numpy.typing import NDArray
 
 import finetune
+from finetune.runs.folder import RunFolder
 from finetune.runs.trained import TrainedModel
 from finetune.tasks.explanation import Spans, find_words, leave_out
 
@@ -152,7 +153,7 @@ def main() -> None:
                 max_length=256 if is_long else 64, **MODELS[name],
             )  # fmt: skip
         print(f"{options.data}, {name}", flush=True)
-        model = finetune.load(folder, device=options.device).model
+        model = TrainedModel.load(RunFolder(folder), device=options.device)
         measure(model, [text for text, _ in held_out[: options.texts]], options.methods)
 
 

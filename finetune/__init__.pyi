@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack, overload
 from finetune.batch_finder.results import FoundBatches
 from finetune.commands.evaluate import Evaluation
 from finetune.commands.predict import LoadedModel
-from finetune.devices import DeviceName
+from finetune.devices import DeviceName, Runtime
 from finetune.events import Emit
 from finetune.runs.compare import Baseline, Comparison
 from finetune.runs.results import RunResults
@@ -169,6 +169,7 @@ def evaluate(
     evaluate_metric: str | None = None,
     compute_metrics: ComputeMetrics | None = None,
     device: DeviceName = "auto",
+    runtime: Runtime = "auto",
     emit: Emit | None = None,
     progress: bool | None = None,
 ) -> Evaluation: ...
@@ -177,6 +178,7 @@ def predict(
     texts: Iterable[str | tuple[str, str] | None] | Table,
     *,
     device: DeviceName = "auto",
+    runtime: Runtime = "auto",
     all_scores: bool = False,
     explain: bool = False,
     min_confidence: float | None = None,
@@ -188,6 +190,7 @@ def load(
     run: AnyPath,
     *,
     device: DeviceName = "auto",
+    runtime: Runtime = "auto",
     emit: Emit | None = None,
     progress: bool | None = None,
 ) -> LoadedModel: ...

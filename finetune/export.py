@@ -20,12 +20,11 @@ from finetune.errors import ModelUnsupportedError, UsageError, packages_of, reas
 from finetune.files import naming, replacing
 from finetune.model.load import TextModel
 from finetune.ownership import OwnFolder
+from finetune.runs.runtime import FILES, VERIFIED_FILE
 from finetune.runs.trained import TrainedModel
 from finetune.tokenization.examples import Examples, Inputs, prepare_mask
 
-# The file names of the library optimum, so that its classes find the files.
-MODEL_FILE = "model.onnx"
-QUANTIZED_FILE = "model_quantized.onnx"
+MODEL_FILE, QUANTIZED_FILE = FILES["onnx"], FILES["onnx-int8"]
 _PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 # The exporter treats dimensions of size 1, and dimensions of equal size, as constants.
 EXAMPLE_SHAPE = (2, 7)
@@ -93,7 +92,8 @@ def write_onnx(text_model: TextModel, folder: OwnFolder) -> None:
             ) from error
         text_model.model.config.save_pretrained(partial)
         text_model.tokenizer.save_pretrained(partial)
-        (folder.path / QUANTIZED_FILE).unlink(missing_ok=True)  # of an earlier export
+        for name in (QUANTIZED_FILE, VERIFIED_FILE):  # of an earlier export
+            (folder.path / name).unlink(missing_ok=True)
 
 
 def _export(text_model: TextModel, folder: Path) -> None:

@@ -58,7 +58,7 @@ NAMES: Mapping[str, list[str]] = {
     "seeds": ["seeds.json", *_SEVERAL],
     "folds": ["folds.json", *_SEVERAL],
     "sweep": ["sweep.json", "best.yaml", *_SEVERAL],
-    "onnx": ["model.onnx", "model.onnx.data", "model_quantized.onnx", *_MODEL],
+    "onnx": ["model.onnx", "model.onnx.data", "model_quantized.onnx", "verified.json", *_MODEL],
     "audit": ["suspects.csv", "audit.html"],
     "bench": ["bench.json", "bench.html"],
     "find-batch": ["find-batch.json"],

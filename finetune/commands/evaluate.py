@@ -10,7 +10,7 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import show_lines, show_scores
 from finetune.config.schema import flag_of
-from finetune.devices import DeviceName
+from finetune.devices import DeviceName, Runtime
 from finetune.errors import UsageError
 from finetune.runs.folder import open_run_folder
 from finetune.tasks.tables import DisplayMixin
@@ -64,6 +64,7 @@ def evaluate(
     evaluate_metric: str | None = None,
     compute_metrics: Callable[[Any], Mapping[str, Any]] | None = None,
     device: DeviceName = "auto",
+    runtime: Runtime = "auto",
 ) -> Evaluation:
     """Evaluate the model of a run, as ``finetune evaluate`` does.
 
@@ -80,6 +81,8 @@ def evaluate(
             ID. The code of the metric runs on this machine.
         compute_metrics: Function that returns more metrics, as for the Trainer of transformers.
         device: Device to use.
+        runtime: torch, or onnx or onnx-int8 on the CPU, after finetune export onnx --verify. auto
+            uses onnx if the export is verified, except for a run in bf16 or with a GPU.
         emit: Receives the events of ``finetune.events``.
     """
     columns = flags.without_none({"text_column": text_column, "text_pair_column": text_pair_column})
@@ -107,7 +110,9 @@ def evaluate(
         # A folder can have the same name as a split.
         name = f"./{name}" if name in SPLITS else "the table" if is_waiting(name) else name
     with computing(compute_metrics):
-        measured = evaluate_rows(folder, rows, name, device=device, metric=evaluate_metric)
+        measured = evaluate_rows(
+            folder, rows, name, device=device, runtime=runtime, metric=evaluate_metric
+        )
     return Evaluation(name, *measured)
 
 

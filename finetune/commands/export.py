@@ -49,6 +49,7 @@ def export_onnx(
     """
     folder = open_run_folder(Path(run))
     from finetune import export
+    from finetune.runs.runtime import note_verified
     from finetune.runs.trained import TrainedModel
     from finetune.tasks.metrics import MULTI
 
@@ -70,6 +71,7 @@ def export_onnx(
     verification = None
     if verify:
         verification = _compare_with_pytorch(folder, trained, output.path / export.MODEL_FILE)
+        note_verified(output.path, trained.text_model)
     files = [_describe(output.path / export.MODEL_FILE, verification)]
     if int8:
         files += _write_int8(folder, trained, output)

@@ -20,7 +20,7 @@ from finetune.commands.evaluate import evaluate
 from finetune.commands.python_api import as_python
 from finetune.config.schema import UnitInterval
 from finetune.data.stream import Texts, not_unicode, read_lines
-from finetune.devices import DeviceName
+from finetune.devices import DeviceName, Runtime
 from finetune.errors import UsageError
 from finetune.events import Emit, Info, WarningMessage, emit, sent_to
 from finetune.files import escape_controls, escape_line
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from finetune.data.columns import OtherData
     from finetune.data.read import SourceTable
     from finetune.evaluation.prediction_file import PredictionFile
-    from finetune.runs.trained import TrainedModel
+    from finetune.runs.text_predictor import TextPredictor
     from finetune.tasks.base import Prediction, Predictions
 
 # Texts are batched by length within a chunk. The first chunk is small, so that predictions come
@@ -56,6 +56,7 @@ def predict(
     texts: Any,
     *,
     device: DeviceName = "auto",
+    runtime: Runtime = "auto",
     all_scores: bool = False,
     explain: bool = False,
     min_confidence: UnitInterval | None = None,
@@ -69,6 +70,8 @@ def predict(
             column of the run, in memory or as the Path of a file. There is one prediction per text,
             in the same order. The label of a missing text is None.
         device: Device to use.
+        runtime: torch, or onnx or onnx-int8 on the CPU, after finetune export onnx --verify. auto
+            uses onnx if the export is verified, except for a run in bf16 or with a GPU.
         all_scores: Return the probability of each class, not only of the label.
         explain: Return the words that decided, each with the change of the probability of the
             label (or of the value) if the word is left out.
@@ -77,7 +80,7 @@ def predict(
             validation rows of the run reach this precision, such as 0.95.
         emit: Receives the events of ``finetune.events``.
     """
-    return load(run, device=device).classify(
+    return load(run, device=device, runtime=runtime).classify(
         texts,
         all_scores=all_scores,
         explain=explain,
@@ -86,18 +89,22 @@ def predict(
     )
 
 
-def load(run: str | Path, *, device: DeviceName = "auto") -> "LoadedModel":
+def load(
+    run: str | Path, *, device: DeviceName = "auto", runtime: Runtime = "auto"
+) -> "LoadedModel":
     """Load the model of a run, to classify texts many times: ``load(run).predict(texts)``.
 
     Args:
         run: The run folder, or the results of a run.
         device: Device to use.
+        runtime: torch, or onnx or onnx-int8 on the CPU, after finetune export onnx --verify. auto
+            uses onnx if the export is verified, except for a run in bf16 or with a GPU.
         emit: Receives the events of ``finetune.events``.
     """
     folder = open_run_folder(Path(run))
-    from finetune.runs.trained import TrainedModel
+    from finetune.runs.runtime import load_predictor
 
-    return LoadedModel(folder, TrainedModel.load(folder, device=device))
+    return LoadedModel(folder, load_predictor(folder, device=device, runtime=runtime))
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,7 @@ class LoadedModel:
 
     warnings: ClassVar[Sequence[str]] = ()  # from loading the model
     folder: RunFolder
-    model: "TrainedModel" = field(repr=False)
+    model: "TextPredictor" = field(repr=False)
 
     @cached_property
     def _columns(self) -> "OtherData":
@@ -207,7 +214,7 @@ class LoadedModel:
         from finetune.data.values import list_of
         from finetune.tasks.labels import values_of_classes
 
-        names = self.model.text_model.task.class_names
+        names = self.model.task.class_names
         return values_of_classes(names, list_of(source.frame[label]))
 
 
@@ -327,7 +334,7 @@ def command(
             pieces = read_lines(sys.stdin.buffer, name="standard input", encoding=encoding)
         elif file is not None:
             pieces = _read_file(run, file, reading, lines=lines)
-        model = load(run, device=options.pop("device"))
+        model = load(run, device=options.pop("device"), runtime=options.pop("runtime"))
         if written:
             pieces = written.reading(pieces)
         wanted = {"all_scores": options.pop("all_scores"), "explains": options.pop("explain")}

@@ -5,6 +5,8 @@ from typing import Literal, get_args
 DeviceName = Literal["auto", "mps", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
 PrecisionName = Literal["auto", Precision]
+# onnx and onnx-int8 are files for onnxruntime.
+Runtime = Literal["auto", "torch", "onnx", "onnx-int8"]
 
 DEVICE_NAMES: tuple[str, ...] = get_args(DeviceName)
 PRECISIONS: tuple[str, ...] = get_args(Precision)

@@ -83,6 +83,11 @@ def is_mac() -> bool:
     return platform.system() == "Darwin"
 
 
+def may_have_gpu() -> bool:
+    """Return whether PyTorch might find a GPU, which takes seconds to import; true if unsure."""
+    return is_mac() or any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")))
+
+
 def can_fork() -> bool:
     """Return whether a process may fork after it has imported PyTorch, before it uses a device.
 

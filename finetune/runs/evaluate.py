@@ -12,11 +12,14 @@ from finetune import distributed
 from finetune.data.columns import OtherData
 from finetune.data.dataset import number_splits, texts_of
 from finetune.data.load import load_rows, load_splits
+from finetune.devices import Runtime
 from finetune.errors import DataError, FinetuneError, NotARunError
 from finetune.events import Info, emit, muted
 from finetune.runs.folder import TABLE, RunFolder
 from finetune.runs.manifest import Manifest, reads_pairs
 from finetune.runs.prepare import encode_rows
+from finetune.runs.runtime import load_predictor
+from finetune.runs.text_predictor import TextPredictor
 from finetune.runs.trained import TrainedModel
 from finetune.tasks.metrics import load_evaluate_metric
 from finetune.tasks.scores import Scores
@@ -76,21 +79,32 @@ def _find_trained(folder: RunFolder, rows: pyarrow.Table) -> NDArray[np.bool_]:
     return np.isin(numbers["rows"], numbers["train"])
 
 
+def _row_logits(model: TextPredictor, rows: pyarrow.Table, name: str) -> NDArray[np.float32]:
+    """Return the logits of rows with labels: [rows, outputs]."""
+    if isinstance(model, TrainedModel):  # in the shapes of the run, by all ranks
+        return model.logits(encode_rows(rows, name, model.text_model, config=model.config))
+    return model.text_logits(*texts_of(rows))
+
+
 @distributed.joined()
 def evaluate_rows(
-    folder: RunFolder, rows: pyarrow.Table, name: str, *, device: str, metric: str | None
+    folder: RunFolder,
+    rows: pyarrow.Table,
+    name: str,
+    *,
+    device: str,
+    runtime: Runtime,
+    metric: str | None,
 ) -> tuple[Scores, int, Scores | None]:
     """Score the model of a run on rows, and on the rows that were not in training."""
     others = [load_evaluate_metric(metric)] if metric else []
-    model = TrainedModel.load(folder, device=device)
-    place = f"{model.device.name} ({model.device.description})"
-    emit(Info(f"evaluating {len(rows):,} rows of {name} on {place}"))
-    examples = encode_rows(rows, name, model.text_model, config=model.config)
-    logits = model.logits(examples)
-    score = partial(model.text_model.task.score, others=others)
-    scores, unseen, trained_rows = score(logits, examples.labels), None, 0
+    model = load_predictor(folder, device=device, runtime=runtime)
+    emit(Info(f"evaluating {len(rows):,} rows of {name} on {model.place}"))
+    logits, labels = _row_logits(model, rows, name), model.task.labels(rows["label"])
+    score = partial(model.task.score, others=others)
+    scores, unseen, trained_rows = score(logits, labels), None, 0
     if name not in ("train", "validation", "test"):
         is_trained = _find_trained(folder, rows)
         if 0 < (trained_rows := int(is_trained.sum())) < len(rows):
-            unseen = score(logits[~is_trained], examples.labels[~is_trained])
+            unseen = score(logits[~is_trained], labels[~is_trained])
     return scores, trained_rows, unseen

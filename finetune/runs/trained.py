@@ -1,35 +1,34 @@
-"""The model of a finished run; this module does not import libraries that read data."""
+"""The model of a run in PyTorch; this module does not import libraries that read data."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from finetune import distributed
-from finetune.config.schema import Config
 from finetune.devices.base import BatchSize, Device, move_to_device
 from finetune.devices.select import select_device
-from finetune.evaluation.explain import explain
 from finetune.evaluation.predict import Predictor
 from finetune.events import WarningMessage, emit
 from finetune.model.load import TextModel, load_model
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import read_trained_config, reads_pairs
-from finetune.tasks.base import Prediction
+from finetune.runs.text_predictor import TextPredictor
 from finetune.tokenization.examples import ModelInputs
 from finetune.training.precision import why_not
 
+if TYPE_CHECKING:
+    from finetune.tokenization.encode import Texts
+
 
 @dataclass(frozen=True)
-class TrainedModel:
+class TrainedModel(TextPredictor):
     """The model of a run on a device, with the precision that its metrics were computed in."""
 
-    config: Config
     text_model: TextModel
     device: Device
     predictor: Predictor
-    reads_pairs: bool
 
     @classmethod
     def load(cls, folder: RunFolder, *, device: str) -> "TrainedModel":
@@ -47,32 +46,14 @@ class TrainedModel:
         batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", chosen)
         distributed.use_device(chosen)
         predictor = Predictor(text_model.model, chosen, precision, batch_size)
-        return cls(config, text_model, chosen, predictor, reads_pairs(folder))
+        return cls(config, task, reads_pairs(folder), text_model, chosen, predictor)
 
-    def predict(
-        self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
-        *,
-        all_scores: bool = False,
-        explains: bool = False,
-    ) -> Sequence[Prediction]:
-        """Return the prediction for each of at least one text or pair.
+    @property
+    def place(self) -> str:
+        return f"{self.device.name} ({self.device.description})"
 
-        With ``explains``, each prediction has the words that decided it.
-        """
-        task, logits = self.text_model.task, self.text_logits(texts, pairs)
-        predictions = task.predict(texts, logits, all_scores=all_scores)
-        if not explains:
-            return predictions
-        explanations = explain(task, self.text_logits, logits, texts, pairs)
-        both = zip(predictions, explanations, strict=True)
-        return [replace(prediction, explanation=words) for prediction, words in both]
-
-    def text_logits(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None
-    ) -> NDArray[np.float32]:
-        """Return the logits of texts or pairs: float32 of shape [texts, outputs]."""
+    def text_logits(self, texts: "Texts", pairs: "Texts | None" = None) -> NDArray[np.float32]:
+        """Return the logits; each rank computes all of them."""
         options = self.config.model
         encoded = self.text_model.encode(
             texts, pairs, max_length=options.max_length, stride=options.window_stride
@@ -83,15 +64,6 @@ class TrainedModel:
             lengths = 2 ** np.ceil(np.log2(lengths)).astype(np.int64)
         with distributed.alone():
             return self._logits(self.text_model.inputs(encoded), lengths)
-
-    def no_prediction(self, *, all_scores: bool = False) -> Prediction:
-        """Return the prediction for a missing text, in which each value is None."""
-        task = self.text_model.task
-        logits = np.zeros((1, len(task.output_names)), np.float32)
-        [prediction] = task.predict([""], logits, all_scores=all_scores)
-        scores = prediction.probabilities
-        values, probabilities = dict.fromkeys(prediction.values), scores and dict.fromkeys(scores)
-        return replace(prediction, values=values, probabilities=probabilities)
 
     def logits(self, examples: ModelInputs) -> NDArray[np.float32]:
         """Return the logits of examples: float32 of shape [examples, classes], in their order."""

@@ -184,9 +184,7 @@ class Multi(Task):
 
 def sigmoid(logits: Logits) -> NDArray[np.float32]:
     """Return the probability of each class, from independent logits."""
-    import torch
-
-    return np.asarray(torch.from_numpy(logits).sigmoid())
+    return np.exp(-np.logaddexp(0, -logits))
 
 
 def _by_row(labels: NDArray[Any], values: list[Any]) -> list[list[Any]]:

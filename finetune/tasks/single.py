@@ -86,10 +86,8 @@ class Single(Task):
         return np.array(self.class_weights, np.float32)[labels]
 
     def read_logits(self, logits: Logits) -> Outputs:
-        import torch
-
-        probabilities = torch.from_numpy(logits).softmax(dim=1).numpy()
-        return Outputs(logits.argmax(axis=1), probabilities)
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return Outputs(logits.argmax(axis=1), powers / powers.sum(axis=1, keepdims=True))
 
     def baseline_predictions(self, labels: ClassNumbers) -> ClassNumbers:
         return np.full_like(labels, np.bincount(labels).argmax())

@@ -1,7 +1,7 @@
 """Turns texts into token IDs, once per run."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise
@@ -15,6 +15,7 @@ from finetune.events import Advance, emit
 
 if TYPE_CHECKING:
     import pyarrow
+    import tokenizers
     from transformers import PreTrainedTokenizerFast
 
     Texts: TypeAlias = Sequence[str] | pyarrow.ChunkedArray
@@ -91,9 +92,53 @@ class EncodedTexts:
         offsets = np.cumsum(np.concatenate([[0], self.lengths[texts]]))
         return replace(self, columns=columns, offsets=offsets)
 
+    def padded(
+        self, texts: NDArray[np.int64], *, padded_length: int
+    ) -> dict[str, NDArray[np.int64] | NDArray[np.bool_]]:
+        """Pad the texts of some indices to one length, at least the length of the longest.
+
+        Each column becomes int64 of shape [texts, tokens], and there is an ``attention_mask``,
+        bool.
+        """
+        starts = self.offsets[texts]
+        lengths = self.offsets[texts + 1] - starts
+        positions = np.arange(padded_length)
+        first = (padded_length - lengths if self.pads_left else np.zeros_like(lengths))[:, None]
+        mask = (positions >= first) & (positions < first + lengths[:, None])
+        sources = (starts[:, None] + positions - first)[mask]
+        arrays: dict[str, NDArray[np.int64] | NDArray[np.bool_]] = {"attention_mask": mask}
+        for name, tokens in self.columns.items():
+            arrays[name] = np.full(mask.shape, self.padding[name], np.int64)
+            arrays[name][mask] = tokens[sources]
+        return arrays
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """A tokenizer of the library tokenizers, and what else a model needs to read its output.
+
+    ``padding`` has the padding value of each input of the model but the attention mask.
+    """
+
+    backend: "tokenizers.Tokenizer"
+    padding: Mapping[str, int]
+    pads_left: bool
+    truncates_left: bool
+
+    @classmethod
+    def of(cls, tokenizer: "PreTrainedTokenizerFast") -> "TextEncoder":
+        """Return the encoder of a tokenizer of transformers."""
+        ids = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
+        return cls(
+            tokenizer.backend_tokenizer,
+            {name: ids[name] for name in tokenizer.model_input_names if name in ids},
+            tokenizer.padding_side == "left",
+            tokenizer.truncation_side == "left",
+        )
+
 
 def encode_texts(
-    tokenizer: "PreTrainedTokenizerFast",
+    tokenizer: "PreTrainedTokenizerFast | TextEncoder",
     texts: "Texts",
     pairs: "Texts | None" = None,
     *,
@@ -105,9 +150,9 @@ def encode_texts(
     ``pairs`` has the second text of each example. The longer of the two is truncated first. With a
     ``stride``, a longer single text becomes windows that overlap by this many tokens.
     """
-    _set_truncation(tokenizer, stride, max_length=max_length, has_pairs=pairs is not None)
-    backend = tokenizer.backend_tokenizer
-    names = [name for name in tokenizer.model_input_names if name in _ATTRIBUTES]
+    encoder = tokenizer if isinstance(tokenizer, TextEncoder) else TextEncoder.of(tokenizer)
+    _set_truncation(encoder, stride, max_length=max_length, has_pairs=pairs is not None)
+    backend, names = encoder.backend, encoder.padding
     columns = {name: [np.empty(0, np.int32)] for name in names}
     constants: set[str] = set()
     lengths, counts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -131,12 +176,11 @@ def encode_texts(
     offsets = np.cumsum(np.concatenate([[0], *lengths]))
     joined = {name: np.concatenate(pieces) for name, pieces in columns.items()}
     joined |= {name: np.broadcast_to(joined[name][:1], offsets[-1]) for name in constants}
-    padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
     return EncodedTexts(
         joined,
         offsets,
-        padding={name: padding[name] for name in names},
-        pads_left=tokenizer.padding_side == "left",
+        padding={**encoder.padding},
+        pads_left=encoder.pads_left,
         truncated_texts=truncated_texts,
         windows=None if stride is None else Windows(np.concatenate(counts)),
     )
@@ -157,7 +201,7 @@ def random_texts(
 
 
 def _set_truncation(
-    tokenizer: "PreTrainedTokenizerFast", stride: int | None, *, max_length: int, has_pairs: bool
+    encoder: TextEncoder, stride: int | None, *, max_length: int, has_pairs: bool
 ) -> None:
     # tokenizers 0.23 sets wrong token types in all windows of a pair but the first.
     if has_pairs and stride is not None:
@@ -166,12 +210,13 @@ def _set_truncation(
             remedy="drop it: the longer text of a pair is truncated first",
         )
     # The same as calling the tokenizer, without converting the offsets and masks of all tokens.
-    backend = tokenizer.backend_tokenizer
+    backend = encoder.backend
     backend.no_padding()
     if stride is None:
-        backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
+        side = "left" if encoder.truncates_left else "right"
+        backend.enable_truncation(max_length, direction=side)
         return
-    text_tokens = max_length - tokenizer.num_special_tokens_to_add()
+    text_tokens = max_length - backend.num_special_tokens_to_add(is_pair=False)
     if stride >= text_tokens:
         raise ConfigurationError(
             f"--stride {stride} is too large: a window contains {text_tokens} tokens of text",

@@ -119,22 +119,9 @@ def inputs_of_texts(texts: EncodedTexts, *, takes_4d_mask: bool) -> ModelInputs:
 
 
 def collate(texts: EncodedTexts, indices: NDArray[np.int64], *, padded_length: int) -> Inputs:
-    """Pad the texts of some indices to one length, at least the length of the longest.
-
-    Each column becomes int64 of shape [examples, tokens], and there is an ``attention_mask``, bool.
-    """
-    starts = texts.offsets[indices]
-    lengths = texts.offsets[indices + 1] - starts
-    positions = np.arange(padded_length)
-    first = (padded_length - lengths if texts.pads_left else np.zeros_like(lengths))[:, None]
-    mask = (positions >= first) & (positions < first + lengths[:, None])
-    sources = (starts[:, None] + positions - first)[mask]
-    tensors = {"attention_mask": torch.from_numpy(mask)}
-    for name, tokens in texts.columns.items():
-        padded = np.full(mask.shape, texts.padding[name], np.int64)
-        padded[mask] = tokens[sources]
-        tensors[name] = torch.from_numpy(padded)
-    return tensors
+    """Return the texts of some indices, padded to one length, as tensors on the CPU."""
+    arrays = texts.padded(indices, padded_length=padded_length)
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def prepare_mask(tensors: Inputs, *, takes_4d_mask: bool) -> Inputs:

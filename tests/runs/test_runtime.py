@@ -1,0 +1,140 @@
+"""Predictions in onnxruntime instead of PyTorch."""
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_runs import TEXTS, Command, run_tiny
+
+import finetune
+from finetune.commands.export import export_onnx
+from finetune.commands.predict import load
+from finetune.devices import host
+from finetune.errors import UsageError
+from finetune.files import read_json, write_json
+from finetune.runs.folder import RunFolder
+from finetune.runs.runtime import OnnxPredictor, load_predictor
+from finetune.runs.trained import TrainedModel
+
+pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+LONG = [*TEXTS, "how far is the longest river of the country " * 9]
+
+
+def rows(kind: str) -> list[dict[str, Any]]:
+    pairs = {"text_pair": "who wrote the word"} if kind == "pairs" else {}
+    return [{"text": f"is it {n} ?", **pairs, "label": "ab"[n % 2]} for n in range(60)]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "exported"
+    run_tiny(folder, model=tiny_folder)
+    export_onnx(folder, verify=True, int8=True)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "may_have_gpu", lambda: False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["windows", "pairs"])
+def test_onnxruntime_predicts_like_pytorch(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
+    options = {"long_texts": "windows", "max_length": 10, "stride": 2} if kind == "windows" else {}
+    run_tiny(tmp_path / "run", model=tiny_folder, data=rows(kind), num_train_epochs=1, **options)
+    export_onnx(tmp_path / "run", verify=True)
+    folder, pairs = RunFolder(tmp_path / "run"), LONG[::-1] if kind == "pairs" else None
+    torch, onnx = (load_predictor(folder, device="cpu", runtime=name) for name in ("torch", "onnx"))
+    assert isinstance(onnx, OnnxPredictor)
+    expected = torch.text_logits(LONG, pairs)
+    np.testing.assert_allclose(onnx.text_logits(LONG, pairs), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_auto_uses_a_verified_export_of_the_same_weights(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, record = RunFolder(exported), exported / "onnx" / "verified.json"
+    assert isinstance(load_predictor(folder, device="auto", runtime="auto"), OnnxPredictor)
+    written = read_json(record)
+    for change in ({"weights": "others"}, {"tokenizer": {}}, None):
+        record.unlink()
+        if change:
+            write_json(record, written | change)
+        model = load_predictor(folder, device="auto", runtime="auto")
+        assert isinstance(model, TrainedModel)
+        with pytest.raises(UsageError, match=r"other weights|not verified|can't be read") as caught:
+            load_predictor(folder, device="auto", runtime="onnx")
+        assert caught.value.remedy == f"finetune export onnx {exported} --verify"
+    write_json(record, written)
+
+
+@pytest.mark.slow
+def test_auto_stays_in_pytorch_on_a_gpu_and_in_fast_bf16(
+    exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(exported)
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "may_have_gpu", lambda: True)
+        assert isinstance(load_predictor(folder, device="auto", runtime="auto"), TrainedModel)
+        assert isinstance(load_predictor(folder, device="cpu", runtime="auto"), OnnxPredictor)
+    options = read_json(folder.inference_file)
+    write_json(folder.inference_file, options | {"precision": "bf16"})
+    try:
+        for instructions, kind in ((["amx_bf16"], TrainedModel), ([], OnnxPredictor)):
+            monkeypatch.setattr(host, "bf16_instructions", lambda found=instructions: found)
+            assert isinstance(load_predictor(folder, device="cpu", runtime="auto"), kind)
+    finally:
+        write_json(folder.inference_file, options)
+
+
+@pytest.mark.slow
+def test_commands_have_the_same_results_in_onnxruntime(exported: Path, command: Command) -> None:
+    results = []
+    for runtime in ("torch", "onnx", "onnx-int8"):
+        done = command("evaluate", exported, "--runtime", runtime, "--device", "cpu", "--json")
+        assert done.code == 0, done.errors
+        assert ("onnxruntime" in done.errors) == (runtime != "torch")
+        results.append(json.loads(done.output)["accuracy"])
+    assert results[1] == results[0]
+    assert abs(results[2] - results[0]) < 0.1
+    torch, onnx = (
+        finetune.predict(exported, TEXTS, explain=True, device="cpu", runtime=name)
+        for name in ("torch", "onnx")
+    )
+    assert [one.label for one in torch] == [one.label for one in onnx]
+    assert onnx[0].probability == pytest.approx(torch[0].probability, abs=1e-4)
+    command("predict", exported, "a text", "--runtime", "onnx", "--device", "mps").assert_refused(
+        2, "--runtime onnx only uses the CPU"
+    )
+
+
+@pytest.mark.slow
+def test_a_model_in_onnxruntime_can_be_sent_to_another_process(exported: Path) -> None:
+    model = load(exported, device="cpu", runtime="onnx")
+    expected = model.predict(TEXTS)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert copied.predict(TEXTS) == expected
+
+
+@pytest.mark.slow
+def test_onnxruntime_predicts_without_importing_pytorch(exported: Path) -> None:
+    code = f"""if True:
+        import sys
+        from finetune.commands.main import main
+        sys.argv = ["finetune", "predict", {str(exported)!r}, "a text", "--runtime", "onnx"]
+        try:
+            main()
+        finally:
+            assert not {{"torch", "transformers"}} & {{*sys.modules}}, "imported"
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "imported" not in done.stderr
+    assert "a text" in done.stdout
