@@ -9,6 +9,8 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_json
+from finetune.commands.predict import load
+from finetune.devices import Runtime
 from finetune.devices.host import limit_kernel_cache
 from finetune.errors import UsageError
 from finetune.runs.folder import open_run_folder
@@ -49,7 +51,7 @@ Examples:
     type=click.Choice(["json"]),
     help="Write a line of JSON per request to standard error.",
 )
-@flags.device_option
+@flags.options_of(load)
 @flags.with_display
 def command(
     *,
@@ -61,6 +63,7 @@ def command(
     worker: tuple[int, int] | None,
     log_format: str | None,
     device: str,
+    runtime: Runtime,
     display: flags.Display,
 ) -> None:
     """Classify texts over HTTP with the model in the run folder RUN.
@@ -88,7 +91,7 @@ def command(
         if workers == 1:
             from finetune.web.serve_app import ServedModel, make_serve_app
 
-            model = ServedModel(folder, device=device)
+            model = ServedModel(folder, device=device, runtime=runtime)
     port = listener.getsockname()[1]
     # An IPv6 address has brackets in front of a port.
     names = [f"[{name}]" if name.count(":") > 1 else name for name in allowed_hosts or [host]]
@@ -103,6 +106,7 @@ def command(
 
     if workers > 1:
         arguments = ["serve", str(folder.path), "--host", host, "--device", device, "--json", "-q"]
+        arguments += ["--runtime", runtime]
         arguments += [f"--allowed-host={name}" for name in allowed_hosts]
         arguments += [f"--log-format={log_format}"] if log_format else []
         run_workers(arguments, listener, workers, on_ready=show_address)

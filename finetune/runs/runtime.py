@@ -1,5 +1,6 @@
 """The model of a run in onnxruntime, and the choice between it and PyTorch."""
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -44,6 +45,7 @@ class OnnxPredictor(TextPredictor):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", 0))  # 0: all cores
         # On a busy machine, threads that wait actively take cores from those that compute.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         file, providers = str(self.file), ["CPUExecutionProvider"]

@@ -21,12 +21,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from finetune.data.stream import Texts
+from finetune.devices import Runtime
 from finetune.devices.host import return_freed_memory
 from finetune.errors import FinetuneError, UsageError
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import find_lowest_probabilities, package_versions
 from finetune.runs.results import read_results
-from finetune.runs.trained import TrainedModel
+from finetune.runs.runtime import load_predictor
 from finetune.tasks.base import Prediction, abstain
 from finetune.web.monitor import Metrics, Monitor
 from finetune.web.server import DEADLINE_SECONDS, StrictBody, make_app, read_body, route
@@ -165,19 +166,19 @@ async def answer_in_time(request: Request, work: Awaitable[Any]) -> Any:
 class ServedModel:
     """The model of a run: what it predicts, and below which probabilities it abstains."""
 
-    def __init__(self, folder: RunFolder, *, device: str) -> None:
+    def __init__(self, folder: RunFolder, *, device: str, runtime: Runtime = "auto") -> None:
         # If another thread than the one that predicts loads the model, OpenMP has more threads
         # than there are cores. Its threads then sleep in each operation, and predicting takes up
         # to twice the time.
         self.thread = ThreadPoolExecutor(max_workers=1)
-        load = partial(copy_context().run, TrainedModel.load, folder, device=device)
-        model = self._model = self.thread.submit(load).result()
+        load = partial(load_predictor, folder, device=device, runtime=runtime)
+        model = self._model = self.thread.submit(copy_context().run, load).result()
         self.reads_pairs, results = model.reads_pairs, read_results(folder).to_json()
         # Classes, metrics with their intervals, and versions.
         self.info = {
             "run": folder.path.name,
             "task": results["task"],
-            "classes": [*model.text_model.task.class_names],
+            "classes": [*model.task.class_names],
             "reads_pairs": self.reads_pairs,
             "metrics": {name: value for name, value in results.items() if name.startswith("test_")},
             "versions": package_versions(),

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from starlette.testclient import TestClient
 from tiny_runs import TEXTS, Command
 
 import finetune
+from finetune.commands.export import export_onnx
 from finetune.errors import LossNotFiniteError
 from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Prediction
@@ -548,3 +550,17 @@ def test_a_signal_lets_the_server_answer_what_it_accepted(finished_run: Path) ->
     thread.join(60)
     assert process.wait(60) == 0
     assert answers == [512]
+
+
+@pytest.mark.slow
+def test_a_served_model_uses_onnxruntime(finished_run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    export_onnx(run, verify=True)
+    torch, onnx = (
+        ServedModel(RunFolder(run), device="cpu", runtime=runtime).predict([("a text", None)])
+        for runtime in ("torch", "onnx")
+    )
+    assert onnx[0].label == torch[0].label
+    assert onnx[0].probabilities == pytest.approx(torch[0].probabilities, abs=1e-4)
