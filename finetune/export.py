@@ -1,13 +1,17 @@
-"""The model of a run as ONNX: written, and compared with PyTorch in onnxruntime."""
+"""The model of a run as ONNX, or as a bundle that needs no PyTorch: written and compared."""
 
 import contextlib
 import io
+import json
 import logging
+import subprocess
+import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from finetune.errors import ModelUnsupportedError, UsageError, packages_of, reason_of
-from finetune.files import naming, replacing
+from finetune.errors import FinetuneError, ModelUnsupportedError, UsageError, packages_of, reason_of
+from finetune.files import naming, replacing, write_json
 from finetune.model.load import TextModel
 from finetune.ownership import OwnFolder
 from finetune.runs.runtime import FILES, VERIFIED_FILE
@@ -28,6 +32,29 @@ MODEL_FILE, QUANTIZED_FILE = FILES["onnx"], FILES["onnx-int8"]
 _PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 # The exporter treats dimensions of size 1, and dimensions of equal size, as constants.
 EXAMPLE_SHAPE = (2, 7)
+# Copied into each bundle; it imports nothing of this package.
+CLASSIFY_FILE = Path(__file__).with_name("classify.py")
+BUNDLE_PACKAGES = ("numpy", "onnxruntime", "tokenizers")
+DOCKERFILE = """\
+FROM python:{python}-slim
+WORKDIR /bundle
+COPY requirements.txt .
+RUN pip install --no-cache-dir -r requirements.txt
+COPY . .
+USER nobody
+ENTRYPOINT ["python", "classify.py"]
+"""
+# Predicts texts with a bundle, in a process that can't import the packages for training.
+PREDICT_WITH_BUNDLE = """\
+import json, sys
+blocked = "torch", "transformers", "datasets", "finetune", "pyarrow", "pandas", "scipy"
+sys.modules.update(dict.fromkeys(blocked))
+sys.path.insert(0, sys.argv[1])
+from classify import Classifier
+print(json.dumps(Classifier().predict(*json.load(sys.stdin), all_scores=True)))
+"""
+# A bundle may give this many rows another label, and probabilities this far from the run.
+MAX_OTHER_LABELS, MAX_DIFFERENCE = 0.001, 1e-3
 
 
 class OnnxModel(nn.Module):
@@ -78,7 +105,17 @@ def write_onnx(text_model: TextModel, folder: OwnFolder) -> None:
     The inputs are the outputs of the tokenizer, int64 [batch, length]; ``logits`` are float32
     [batch, classes].
     """
-    with naming(folder.path), folder.make(), replacing(folder.path, last="config.json") as partial:
+    with _exporting(text_model, folder, last="config.json") as partial:
+        text_model.model.config.save_pretrained(partial)
+        text_model.tokenizer.save_pretrained(partial)
+        for name in (QUANTIZED_FILE, VERIFIED_FILE):  # of an earlier export
+            (folder.path / name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _exporting(text_model: TextModel, folder: OwnFolder, *, last: str) -> Iterator[Path]:
+    """Yield a temporary folder with the ONNX model, whose files move to the folder at the end."""
+    with naming(folder.path), folder.make(), replacing(folder.path, last=last) as partial:
         try:
             with _silence():
                 _export(text_model, partial)
@@ -90,10 +127,72 @@ def write_onnx(text_model: TextModel, folder: OwnFolder) -> None:
                 f"{name} can't be converted to ONNX: {reason_of(error.__cause__ or error)}",
                 remedy="use RUN/model with transformers",
             ) from error
-        text_model.model.config.save_pretrained(partial)
-        text_model.tokenizer.save_pretrained(partial)
-        for name in (QUANTIZED_FILE, VERIFIED_FILE):  # of an earlier export
-            (folder.path / name).unlink(missing_ok=True)
+        yield partial
+
+
+def write_bundle(
+    trained: TrainedModel, folder: OwnFolder, card: str, rows: Sequence[Sequence[str]]
+) -> dict[str, Any]:
+    """Write a folder that predicts with the packages in its requirements.txt.
+
+    ``rows`` are texts, and maybe their pairs. Raise if ``classify.py`` predicts other labels for
+    them than the run, in a new process. Return the comparison.
+    """
+    text_model, options = trained.text_model, trained.config.model
+    tokenizer, task = text_model.tokenizer, text_model.task
+    stride = options.window_stride
+    inference = {
+        "task": task.name,
+        "classes": task.class_names,
+        "thresholds": [*task.parameters.get("thresholds", {}).values()],
+        "reads_pairs": trained.reads_pairs,
+        "max_length": min(options.max_length, text_model.max_tokens),
+        "stride": stride,
+        "truncation_side": tokenizer.truncation_side if stride is None else "right",
+        "pads_left": tokenizer.padding_side == "left",
+        "padding": [tokenizer.pad_token_id, tokenizer.pad_token_type_id],
+    }
+    files = {
+        "README.md": card,
+        "requirements.txt": "".join(f"{name}=={version(name)}\n" for name in BUNDLE_PACKAGES),
+        "Dockerfile": DOCKERFILE.format(python="{}.{}".format(*sys.version_info)),
+        CLASSIFY_FILE.name: CLASSIFY_FILE.read_text(encoding="utf-8"),
+    }
+    with _exporting(text_model, folder, last=CLASSIFY_FILE.name) as partial:
+        tokenizer.backend_tokenizer.save(str(partial / "tokenizer.json"))
+        write_json(partial / "inference.json", inference)
+        for name, content in files.items():
+            (partial / name).write_text(content, encoding="utf-8")
+        return _check_bundle(trained, partial, rows)
+
+
+def _check_bundle(
+    trained: TrainedModel, folder: Path, rows: Sequence[Sequence[str]]
+) -> dict[str, Any]:
+    command = [sys.executable, "-I", "-B", "-c", PREDICT_WITH_BUNDLE, str(folder)]
+    done = subprocess.run(command, input=json.dumps(rows), capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.splitlines() or ["it was stopped"])[-1]
+        raise FinetuneError(f"the bundle doesn't predict: {reason}", remedy="report this as a bug")
+    in_fp32 = replace(trained, predictor=replace(trained.predictor, precision="fp32"))
+    expected = [prediction.result for prediction in in_fp32.predict(*rows, all_scores=True)]
+    actual, name = json.loads(done.stdout), trained.text_model.task.result_name
+    same = float(np.mean([a[name] == b[name] for a, b in zip(expected, actual, strict=True)]))
+    if not trained.text_model.task.class_names:  # values differ in their last digits
+        same = 1.0
+    # The probabilities of the classes, or the value.
+    ours, theirs = (
+        np.array([[*each.get("probabilities", each).values()] for each in side])
+        for side in (expected, actual)
+    )
+    difference = float(np.abs(ours - theirs).max() / np.abs(ours).max())
+    if same < 1 - MAX_OTHER_LABELS or difference > MAX_DIFFERENCE:
+        raise FinetuneError(
+            f"the bundle does not predict like the model of the run: {1 - same:.1%} of the labels "
+            f"differ, and probabilities or values by up to {difference:.1e} of the largest",
+            remedy="report this as a bug",
+        )
+    return {"samples": len(actual), "same_labels": same, "largest_difference": difference}
 
 
 def _export(text_model: TextModel, folder: Path) -> None:

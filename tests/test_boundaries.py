@@ -77,7 +77,8 @@ def test_only_the_command_line_writes_to_the_terminal() -> None:
     def writes_to_terminal(node: ast.AST) -> bool:
         return not {"print", "click.echo", "sys.stdout", "sys.stderr"}.isdisjoint(names_in(node))
 
-    assert places_outside("commands", breaks_rule=writes_to_terminal) == []
+    # classify.py is the command line of a bundle.
+    assert places_outside("commands", "classify.py", breaks_rule=writes_to_terminal) == []
 
 
 def test_the_tree_of_the_architecture_has_every_module_and_no_other() -> None:

@@ -1,8 +1,10 @@
-"""``finetune export``: writes the model of a run for onnxruntime."""
+"""``finetune export``: writes the model of a run for onnxruntime, or for use without PyTorch."""
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +13,7 @@ from finetune.commands import flags
 from finetune.commands.console import format_size, show_facts, show_lines
 from finetune.errors import FinetuneError
 from finetune.events import Info, WarningMessage, emit
-from finetune.ownership import OwnFolder
+from finetune.ownership import OwnFolder, check_output_file
 from finetune.runs.folder import RunFolder, open_run_folder
 from finetune.tasks.tables import format_number
 
@@ -23,10 +25,28 @@ if TYPE_CHECKING:
 MAX_LOGIT_DIFFERENCE = 1e-4
 # The int8 model is dropped if the main metric, such as accuracy, falls by more than this.
 MAX_INT8_LOSS = 0.005
+# Rows with which a bundle is checked.
+MAX_BUNDLE_ROWS = 1_000
+# Starts the model card of a bundle, which describes the use of the model with transformers.
+USE_OF_BUNDLE = """\
+## Use
+
+After `pip install -r requirements.txt`, `python classify.py "a text"` classifies a text, and
+`python classify.py texts.txt` the lines of a file. In Python:
+
+```python
+from classify import Classifier
+
+Classifier().predict(["Put a text here"])
+```
+
+The folder `model` of the run needs PyTorch:
+"""
 EXAMPLES = """\b
 Examples:
   finetune export onnx runs/demo --verify
   finetune export onnx runs/demo --int8 --output-dir exported
+  finetune export bundle runs/demo
 """
 
 
@@ -144,6 +164,52 @@ def _load_examples(folder: RunFolder, trained: "TrainedModel", *splits: str) -> 
     return encode_rows(rows, split, text_model, config=trained.config)
 
 
+def export_bundle(
+    run: str | Path,
+    *,
+    output_dir: str | Path | None = None,
+    zip: bool = False,  # noqa: A002
+) -> dict[str, Any]:
+    """Export the model of a run to a folder that predicts without PyTorch and this package.
+
+    Return the folder, its size, and how its predictions compare with the run.
+
+    Args:
+        output_dir: Folder to write; an earlier bundle in it is replaced. Default: RUN/bundle.
+        zip: Also write the folder as one file, with the suffix .zip.
+    """
+    folder = open_run_folder(Path(run))
+    from finetune import export
+    from finetune.runs.trained import TrainedModel
+
+    path = Path(output_dir).expanduser() if output_dir else folder.bundle_folder
+    output, archive = OwnFolder(path, "bundle"), path.with_name(f"{path.name}.zip")
+    output.check()
+    if zip and not output.is_ours:
+        check_output_file(archive)
+    export.import_runtime()
+    trained = TrainedModel.load(folder, device="cpu")
+    emit(Info(f"exporting {folder.path} to {path}"))
+    card = folder.card_file.read_text(encoding="utf-8") if folder.card_file.is_file() else ""
+    card = card.replace("## Use\n", USE_OF_BUNDLE, 1)
+    verification = export.write_bundle(trained, output, card, _texts_of_run(folder))
+    if zip:
+        shutil.make_archive(str(path), "zip", root_dir=path.parent, base_dir=path.name)
+    size = sum(file.stat().st_size for file in output.files())
+    return {"folder": str(path), "size_bytes": size, "verification": verification}
+
+
+def _texts_of_run(folder: RunFolder) -> list[list[str]]:
+    """Return test texts of a run, or its unlabeled texts, and maybe their pairs."""
+    rows = folder.read(folder.predictions_file, list)[:MAX_BUNDLE_ROWS]
+    if not rows:
+        from finetune.runs.evaluate import load_split
+
+        rows = load_split(folder, "train")[:MAX_BUNDLE_ROWS].to_pylist()
+    names = [name for name in ("text", "text_pair") if name in rows[0]]
+    return [[row[name] for row in rows] for name in names]
+
+
 @click.group(epilog=EXAMPLES)
 def command() -> None:
     """Export the model of a run to another format."""
@@ -159,6 +225,30 @@ def onnx_command(*, display: flags.Display, **options: Any) -> None:
     In a checkout, pip install '.[onnx]' installs the packages that this needs.
     """
     display.run(export_onnx, _show_onnx, **options)
+
+
+@command.command("bundle", epilog=EXAMPLES, short_help="Export to a folder without PyTorch.")
+@flags.run_argument
+@flags.options_of(export_bundle)
+@flags.with_display
+def bundle_command(*, display: flags.Display, **options: Any) -> None:
+    """Export the model in the run folder RUN to a folder that needs no PyTorch.
+
+    It has classify.py, which needs onnxruntime, tokenizers and numpy. In a checkout, pip install
+    '.[onnx]' installs the packages that the export needs.
+    """
+    display.run(export_bundle, _show_bundle, **options)
+
+
+def _show_bundle(exported: Mapping[str, Any]) -> None:
+    compared = exported["verification"]
+    same, samples = compared["same_labels"], compared["samples"]
+    show_lines(f"{exported['folder']}, {format_size(exported['size_bytes'])}")
+    difference = format_number(compared["largest_difference"], digits=2)
+    show_facts(
+        {"same labels as the run": f"{same:.1%} of {samples:,}", "largest difference": difference}
+    )
+    show_lines(f'Next: python {quote(exported["folder"])}/classify.py "a text"')
 
 
 def _show_onnx(exported: Mapping[str, Any]) -> None:

@@ -39,7 +39,7 @@ COMMANDS = {
     "label": "Label texts in the browser, helped by a model.",
     "serve": "Serve a trained model over HTTP.",
     "report": "Write the report and the model card of a run again.",
-    "export": "Export a trained model to ONNX.",
+    "export": "Export a trained model, for use without PyTorch.",
     "push": "Upload a trained model to the Hugging Face Hub.",
     "init": "Write a configuration for a table of texts.",
     "data": "Check a table for problems, or audit its labels.",

@@ -57,6 +57,7 @@ class RunFolder(OwnFolder):
         # The adapter of a run with LoRA, written by peft.
         self.adapter_folder = self.path / "adapter"
         self.onnx_folder = self.path / "onnx"
+        self.bundle_folder = self.path / "bundle"
         # Folders step-N with what is needed to resume after N steps and the best model.
         # They are deleted when the run is finished.
         self.checkpoints_folder = self.path / "checkpoints"
@@ -72,8 +73,8 @@ class RunFolder(OwnFolder):
 
     @property
     def parts(self) -> list[OwnFolder]:
-        """The ONNX export, which is deleted with the run."""
-        return [OwnFolder(self.onnx_folder, "onnx")]
+        """The exports, which are deleted with the run."""
+        return [OwnFolder(self.onnx_folder, "onnx"), OwnFolder(self.bundle_folder, "bundle")]
 
     @property
     def has_finished(self) -> bool:

@@ -2,7 +2,9 @@
 
 import json
 import re
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,3 +91,77 @@ def test_what_an_export_leaves_to_its_user_is_said(
     assert ("of the largest value" in done.output) == (label == "score")
     shown = re.findall(r"largest difference +(\S+)", done.output)
     assert float(shown[0]) < 1e-4 < float(shown[1])  # also if the values are small
+
+
+def labels_of(kind: str, number: int) -> dict[str, Any]:
+    match kind:
+        case "score":
+            return {"label": number * 1e-5}
+        case "several":
+            return {"label": ["a|b", "b", "a"][number % 3]}
+        case "pair":
+            return {"text_pair": f"what {number}", "label": "ab"[number % 2]}
+    return {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["score", "several", "pair", "no labels"])
+def test_a_bundle_predicts_as_the_run_without_its_packages(
+    kind: str, command: "Command", tiny_folder: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    rows = [{"text": f"is it {n} ?", **labels_of(kind, n)} for n in range(60)]
+    options: dict[str, Any] = {"num_train_epochs": 1}
+    if kind == "score":
+        options |= {"long_texts": "windows", "max_length": 10, "stride": 2}
+    elif kind == "no labels":
+        options = {"classes": "who,what,how", "num_train_epochs": None, "validation_fraction": None}
+        options |= {"learning_rate": None, "batch_size": None, "max_train_samples": None}
+    run_tiny(tmp_path / "run", model=tiny_folder, data=rows, **options)
+    done = command("export", "bundle", tmp_path / "run", "--zip", "--json")
+    assert done.code == 0, done.errors
+    exported = json.loads(done.output)
+    assert exported["verification"]["same_labels"] == 1
+    assert exported["verification"]["largest_difference"] < 1e-4
+    bundle = tmp_path / "run" / "bundle"
+    names = zipfile.ZipFile(tmp_path / "run" / "bundle.zip").namelist()
+    assert {"bundle/model.onnx", "bundle/classify.py", "bundle/requirements.txt"} <= {*names}
+    assert "python classify.py" in (bundle / "README.md").read_text()
+
+    texts: list[str | Path] = ["is it 3 ?", "why " * 30, " ", "ü 😀"]
+    arguments = [*texts, *(f"--text-pair={n}" for n in range(4) if kind == "pair")]
+    if kind == "several":
+        arguments = [file := tmp_path / "texts.txt"]
+        file.write_text("\ufeff" + "\r\n".join(map(str, texts)), encoding="utf-8", newline="")
+    if kind != "score":
+        arguments += ["--all-scores", "--min-confidence", "0.5"]
+    blocked = "dict.fromkeys(['torch', 'transformers', 'datasets', 'finetune', 'fcntl'])"
+    start = f"import runpy, sys; sys.modules.update({blocked}); sys.argv.pop(0)"
+    code = f"{start}; runpy.run_path(sys.argv[0], run_name='__main__')"
+    classify = [sys.executable, "-I", "-c", code, bundle / "classify.py", *arguments]
+    printed = subprocess.check_output(classify, encoding="utf-8")
+    done = command("predict", tmp_path / "run", *arguments, "--json", "--device", "cpu")
+    assert done.code == 0, done.errors
+    ours, theirs = (list(map(json.loads, text.splitlines())) for text in (printed, done.output))
+    assert len(ours) == 4
+    for mine, expected in zip(ours, theirs, strict=True):
+        assert mine.keys() == expected.keys()
+        for name, value in expected.items():
+            is_exact = name in ("text", "text_pair", "label", "labels") or value is None
+            assert mine[name] == (value if is_exact else pytest.approx(value, abs=1e-5))
+
+
+@pytest.mark.slow
+def test_a_bundle_that_predicts_other_labels_is_not_written(
+    command: "Command", finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    from finetune import export
+
+    wrong = tmp_path / "classify.py"
+    code = export.CLASSIFY_FILE.read_text(encoding="utf-8")
+    wrong.write_text(code.replace("logits.argmax()", "logits.argmin()"), encoding="utf-8")
+    monkeypatch.setattr(export, "CLASSIFY_FILE", wrong)
+    done = command("export", "bundle", finished_run, "--output-dir", tmp_path / "bundle")
+    done.assert_refused(1, "does not predict like the model of the run", "100.0% of the labels")
+    assert not (tmp_path / "bundle").exists()
