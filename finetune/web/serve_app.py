@@ -129,9 +129,10 @@ class Batcher:
             started = time.perf_counter()
             work = asyncio.get_running_loop().run_in_executor(self._thread, self._predict, texts)
             await asyncio.wait([work])
-            speed = tokens / (time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            speed, is_full = tokens / seconds, tokens >= self._full_batch
             # A small batch takes more time per token.
-            if tokens >= self._full_batch or speed > self.tokens_per_second:
+            if is_full or speed > self.tokens_per_second:
                 self.tokens_per_second = speed
             # An answer is done before if its client has left.
             waiting = [each for each in enumerate(answers) if not each[1].done()]
@@ -140,6 +141,9 @@ class Batcher:
                     answer.set_exception(error)
                 else:
                     answer.set_result(work.result()[number])
+            # Clients that got an answer send their next text, which joins those that wait.
+            if not is_full and any(request.texts for request in self._requests):
+                await asyncio.sleep(seconds / 10)
 
 
 def _busy(problem: str, seconds: float) -> HTTPException:

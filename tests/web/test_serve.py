@@ -357,6 +357,25 @@ def test_requests_share_batches_and_keep_their_answers() -> None:
     assert model.batches == [24]
 
 
+def test_the_next_texts_of_answered_clients_join_the_texts_that_wait() -> None:
+    model = SlowModel()
+
+    async def ask_all() -> None:
+        batcher = batcher_of(model)
+
+        async def ask_five() -> None:
+            for _ in range(5):
+                await batcher.submit([("a", None)])
+
+        first = asyncio.create_task(ask_five())
+        await asyncio.sleep(0)
+        await asyncio.gather(first, *(ask_five() for _ in range(3)))
+
+    asyncio.run(ask_all())
+    assert model.batches[0] == 1
+    assert len(model.batches) < 9  # of 20 texts; with batches of 1 and 3 in turn, it would be 10
+
+
 def test_what_would_be_late_is_rejected_and_short_requests_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
