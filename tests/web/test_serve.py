@@ -429,6 +429,7 @@ run_server(app, listener, on_stop=app.stop)
 """
 
 
+@pytest.mark.slow
 def test_requests_that_were_accepted_are_answered_while_others_get_503(start: Start) -> None:
     process = start(sys.executable, "-c", HELD_SERVER, stdin=subprocess.PIPE)
     assert process.stdout
