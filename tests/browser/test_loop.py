@@ -130,8 +130,7 @@ def label_over_http(order: Sequence[tuple[str, str]], folder: Path, read: ReadFe
     """Label the texts that the server shows, and return the table of labels."""
     source = LabelSource([[text for text, _ in order]], Labels(CLASSES), False)
     session = LabelingSession(LabelJournal(folder / "texts.txt", source), read)
-    session._selection.set_features(features := read(source.texts))
-    session._features = features
+    session._selection.features = session._features = read(source.texts)
     client = TestClient(make_label_app(session, name="", hosts=["testserver"], token=""))
     for number in range(LABELS):
         if number % 6 == 0:
