@@ -132,8 +132,7 @@ def _freeze(config: Config) -> Config:
 
 def _report_unread_options(inputs: RunInputs, trials: Sequence[Mapping[str, Any]]) -> None:
     """Warn about options that are set and not read; reject trials that differ only in those."""
-    rows = len(inputs.examples["train"].labels) if inputs.data.has_labels else 0
-    choose = partial(choose_method, task=inputs.task, rows=rows)
+    choose = partial(choose_method, task=inputs.task, rows=inputs.data.labeled_rows)
     planned, unread_by_trial = choose(inputs.config), []
     for trial in trials or [{}]:
         config = change_options(inputs.config, trial)
@@ -230,7 +229,7 @@ def _load(
     if user_metrics():
         _check_user_metrics(task, data.splits)
     choose_metric(training.metric_for_best_model, task.problem_type)
-    method = choose_method(config, task, rows=len(labels) if data.has_labels else 0)
+    method = choose_method(config, task, rows=data.labeled_rows)
     with stage("model"):
         text_model, method = load_for_training(config, method, task=task)
     # The manifest needs the digest, which takes half a second for BERT-base.
