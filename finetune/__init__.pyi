@@ -8,7 +8,7 @@ from finetune.commands.evaluate import Evaluation
 from finetune.commands.predict import LoadedModel
 from finetune.devices import DeviceName, Runtime
 from finetune.events import Emit
-from finetune.runs.compare import Baseline, Comparison
+from finetune.runs.compare import Comparison, Reference
 from finetune.runs.results import RunResults
 from finetune.runs.several import SeveralResults
 from finetune.tasks.base import Predictions
@@ -196,7 +196,7 @@ def load(
 ) -> LoadedModel: ...
 def compare(
     *runs: AnyPath | list[Any],
-    baseline: Baseline = "first",
+    reference: Reference = "first",
     limit: int = 10,
     emit: Emit | None = None,
     progress: bool | None = None,

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   finetune compare runs/trec-minilm-head runs/trec-minilm-full
-  finetune compare runs --baseline best
+  finetune compare runs --reference best
 """
 
 
 def compare(
     *runs: str | Path | list[Any],
-    baseline: Literal["first", "best"] = "first",
+    reference: Literal["first", "best"] = "first",
     limit: NonNegativeInt = 10,
 ) -> "Comparison":
     """Compare finished runs on their test rows, as ``finetune compare`` does.
 
     Args:
         runs: Run folders, folders that contain some, results of runs, or a list of these.
-        baseline: Run to compare the others with: the first, or the best on validation rows.
+        reference: Run to compare the others with: the first, or the best on validation rows.
         limit: Maximum number of rows to show that only one of two runs predicts correctly.
         emit: Receives the events of ``finetune.events``.
     """
@@ -39,7 +39,7 @@ def compare(
 
     lists = (run if isinstance(run, list) else [run] for run in runs)
     paths = [find_latest(Path(run)).expanduser() for run in chain.from_iterable(lists)]
-    return compare_runs(paths, baseline=baseline, max_rows=limit)
+    return compare_runs(paths, reference=reference, max_rows=limit)
 
 
 @click.command(epilog=EXAMPLES)

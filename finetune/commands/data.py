@@ -42,7 +42,7 @@ def check_data(loaded: GuessedConfig) -> dict[str, Any]:
     from finetune.data.check import check_splits, suggest_changes
     from finetune.data.dataset import split_table
     from finetune.data.load import load_data
-    from finetune.runs.linear_head import expect
+    from finetune.runs.linear_head import estimate_linear_head
 
     config, warnings = loaded.config, list[str]()
     forward = current_receiver()
@@ -64,7 +64,7 @@ def check_data(loaded: GuessedConfig) -> dict[str, Any]:
         "rows_of_a_run": {split: len(rows) for split, rows in splits.items()},
         "lengths": lengths,
         "suggestions": suggest_changes(findings, lengths=lengths),
-        "expectation": expect(config, splits["train"], data),
+        "linear_head_estimate": estimate_linear_head(config, splits["train"], data),
         "warnings": warnings,
         **findings,
     }
@@ -137,8 +137,8 @@ def check(*, display: flags.Display, **options: Any) -> None:
 
     The report has rows and classes, duplicates, contradictory labels, test rows that are also in
     the training split, and lengths in tokens. If the model is on this machine, the report also has
-    the cross-validated accuracy of a linear head on the frozen encoder. Expect at least about that
-    accuracy from a run.
+    the cross-validated accuracy of a linear head on the frozen encoder. A run that trains all
+    layers is usually better.
     """
     display.run(lambda: check_data(guess_options(flags.load(**options))), _show_check)
 
@@ -176,8 +176,8 @@ def _show_check(report: Mapping[str, Any]) -> None:
     if examples:
         show_lines()
         show_table(("example", "text"), examples)
-    if report["expectation"]:
-        show_lines(*report["expectation"].lines)
+    if report["linear_head_estimate"]:
+        show_lines(*report["linear_head_estimate"].lines)
     for suggestion in report["suggestions"]:
         show_lines(suggestion.message, f"  try: {suggestion.remedy}")
 

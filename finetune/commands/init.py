@@ -38,7 +38,7 @@ Examples:
 
 
 def describe_table(options: DataConfig, *, model: str | None) -> dict[str, Any]:
-    """Return facts about a table, the guessed options, and the baseline estimate for a run."""
+    """Return facts about a table, the guessed options, and the linear-head estimate."""
     from finetune.data.dataset import split_table, texts_of
     from finetune.data.load import warn_of_odd_names
     from finetune.data.tables import read_tables
@@ -49,14 +49,16 @@ def describe_table(options: DataConfig, *, model: str | None) -> dict[str, Any]:
     rows, task = table.splits["train"], table.task
     texts, labels = texts_of(rows).joined, task.labels(rows["label"])
     splits = split_table(table.splits, options, task=task)
-    expectation = None
+    estimate = None
     if len(splits["train"]) <= MAX_ESTIMATED_ROWS:
         # This import takes 3 s and a third of the memory.
-        from finetune.runs.linear_head import expect
+        from finetune.runs.linear_head import estimate_linear_head
 
         read = {name: guesses.values[name] for name in ("model", "max_length")}
         config = Config(data=options, model=ModelConfig(**read))
-        expectation = expect(config, splits["train"], replace(table, tokens=guesses.tokens))
+        estimate = estimate_linear_head(
+            config, splits["train"], replace(table, tokens=guesses.tokens)
+        )
     return {
         "columns": [*table.column_names],
         "chosen": {
@@ -71,7 +73,7 @@ def describe_table(options: DataConfig, *, model: str | None) -> dict[str, Any]:
         "guesses": guesses.values,
         "model_reason": guesses.model_reason,
         "longer_fraction": guesses.longer_fraction,
-        "expectation": expectation,
+        "linear_head_estimate": estimate,
     }
 
 
@@ -145,8 +147,8 @@ def _show(facts: Mapping[str, Any]) -> None:
         "classes": len(facts["class_rows"]) or None,
     }
     show_facts(flags.without_none(described))
-    if facts["expectation"]:
-        show_lines(*facts["expectation"].lines)
+    if facts["linear_head_estimate"]:
+        show_lines(*facts["linear_head_estimate"].lines)
     _show_classes(facts["class_rows"], facts["examples"])
     name = shlex.quote(facts["config"])
     show_lines(

@@ -155,7 +155,7 @@ def dry_run(loaded: "GuessedConfig") -> dict[str, Any]:
     It writes nothing. If the run can't start, it raises the same error.
     """
     from finetune.data.check import describe_lengths
-    from finetune.runs.linear_head import expect
+    from finetune.runs.linear_head import estimate_linear_head
     from finetune.runs.plan import estimate_seconds, make_plan
     from finetune.runs.prepare import prepare
     from finetune.runs.request import RunRequest
@@ -187,7 +187,7 @@ def dry_run(loaded: "GuessedConfig") -> dict[str, Any]:
         "estimated_seconds": round(seconds, 1),
         "output_dir": str(folder),
         "batches_of_an_epoch_by_padded_length": dict(sorted(lengths.items())),
-        "expectation": expect(loaded.config, rows, inputs.data),
+        "linear_head_estimate": estimate_linear_head(loaded.config, rows, inputs.data),
     }
 
 
@@ -230,15 +230,15 @@ def command(*, display: flags.Display, is_dry_run: bool, seeds: int | None, **op
 def _show_plan(plan: dict[str, Any]) -> None:
     from finetune.tasks.labels import listed_counts
 
-    expected = plan.pop("expectation")
+    estimate = plan.pop("linear_head_estimate")
     seconds = plan.pop("estimated_seconds")
     # Hundreds of classes don't fit on a line, and regression has no classes.
     rows = "training_rows_by_class"
     plan["tokens that are not padding"] = f"{plan.pop('real_token_share'):.0%}"
     show_facts({**plan, rows: listed_counts(plan[rows]) or "no classes"})
     show_lines(f"about {duration(seconds)} ({plan['total_steps']:,} steps)")
-    if expected:
-        show_lines(*expected.lines)
+    if estimate:
+        show_lines(*estimate.lines)
 
 
 def _show_run(results: "RunResults") -> None:

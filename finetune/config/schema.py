@@ -17,7 +17,7 @@ from finetune.config.modes import Mode
 from finetune.devices import DeviceName, Precision, PrecisionName
 
 DEFAULT_BATCH_SIZE = 32
-# Larger tables get no baseline estimate: they have enough rows, and tokenizing them takes time.
+# Larger tables get no linear-head estimate: they have enough rows, and tokenizing them takes time.
 MAX_ESTIMATED_ROWS = 50_000
 # Prefix of --data for datasets on the Hub.
 HUB_PREFIX = "hub:"

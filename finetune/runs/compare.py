@@ -39,18 +39,18 @@ from finetune.tasks.tables import (
     text_of,
 )
 
-Baseline = Literal["first", "best"]
+Reference = Literal["first", "best"]
 # Runs are compared if they share more than this fraction of their test rows.
 SHARED = 0.5
 
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """A run against the baseline: differences of metrics, with paired intervals.
+    """A run against the reference: differences of metrics, with paired intervals.
 
     ``better`` counts rows that only the run predicts correctly or, in regression, more closely. The
     rows that differ most are listed with ``row`` (its line, or its row in a sheet), ``text``,
-    ``label``, ``baseline`` and ``run``. The p-value is from McNemar's exact test, None in
+    ``label``, ``reference`` and ``run``. The p-value is from McNemar's exact test, None in
     regression and with several seeds.
     """
 
@@ -79,7 +79,7 @@ class ComparedRun:
     train_seconds: float
     parameters: int
     ms_per_text: float | None
-    versus_baseline: PairedComparison | None = None
+    versus_reference: PairedComparison | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class ComparedGroup:
     task: Task
     data: str
     samples: int
-    baseline: str
+    reference: str
     runs: Sequence[ComparedRun]
     options: Mapping[str, Sequence[Any]]
     notes: Sequence[str]
@@ -208,7 +208,7 @@ class _Setting:
 
 
 def compare_runs(
-    paths: Sequence[Path], *, baseline: Baseline = "first", max_rows: int
+    paths: Sequence[Path], *, reference: Reference = "first", max_rows: int
 ) -> Comparison:
     """Compare runs with the first or the best run, in one group per set of test rows."""
     folders = {folder.path.resolve(): folder for path in paths for folder in finished_runs(path)}
@@ -226,7 +226,7 @@ def compare_runs(
         remedy = "use --folds 5, which tests all rows of a table, or the same --test-file"
         emit(WarningMessage(f"{message}, so there is one table per set", remedy=remedy))
     return Comparison(
-        [_compare_group(runs, baseline=baseline, max_rows=max_rows) for runs in groups]
+        [_compare_group(runs, reference=reference, max_rows=max_rows) for runs in groups]
     )
 
 
@@ -338,17 +338,19 @@ def _open(path: Path) -> RunFolder:
     return several if several and several.kind == "folds" else RunFolder(path)
 
 
-def _compare_group(runs: Sequence[_Setting], *, baseline: Baseline, max_rows: int) -> ComparedGroup:
+def _compare_group(
+    runs: Sequence[_Setting], *, reference: Reference, max_rows: int
+) -> ComparedGroup:
     runs, notes = _align(runs)
     settings = _group_seeds(runs)
     base: _Setting | None = settings[0]
-    if baseline == "best":
+    if reference == "best":
         metric = runs[0].config.training.metric_for_best_model
         base = best_of({run: run.results for run in settings}, metric)
     if base is None:
         raise UsageError(
             "the best run is unknown, because some runs have no held-out validation split",
-            remedy="use --baseline first, or train with --validation-fraction 0.1",
+            remedy="use --reference first, or train with --validation-fraction 0.1",
         )
     compared = [
         run.describe(None if run is base else _compare_with(base, run, max_rows=max_rows))
@@ -423,7 +425,7 @@ def _compare_with(base: _Setting, run: _Setting, *, max_rows: int) -> PairedComp
                 "row": now[place].get("row"),
                 "text": text_of(now[place]),
                 "label": now[place]["label"],
-                "baseline": before[place]["predicted"],
+                "reference": before[place]["predicted"],
                 "run": now[place]["predicted"],
             }
             for place in order[gaps[order] > 0].tolist()
@@ -448,11 +450,11 @@ def tabulate(group: ComparedGroup) -> Iterator[Table]:
     if len(group.runs) > 1:
         yield _tabulate_metrics(group)
     how = "correct" if group.task.class_names else "closer"
-    compared = [(run, versus) for run in group.runs if (versus := run.versus_baseline)]
+    compared = [(run, versus) for run in group.runs if (versus := run.versus_reference)]
     if compared:
         yield Table(
             f"Rows where only one run is {how}",
-            ("run", f"only {group.baseline} {how}", f"only run {how}", "McNemar's p"),
+            ("run", f"only {group.reference} {how}", f"only run {how}", "McNemar's p"),
             [
                 (run.name, *map(format_value, (versus.worse, versus.better, versus.p_value)))
                 for run, versus in compared
@@ -468,12 +470,12 @@ def tabulate(group: ComparedGroup) -> Iterator[Table]:
         ]
         yield Table("Options that differ", columns, rows, text_columns=len(columns))
     for run, versus in compared:
-        columns = ("text", "true", group.baseline, run.name)
+        columns = ("text", "true", group.reference, run.name)
         for name, count, listed in (
             (run.name, versus.better, versus.better_rows),
-            (group.baseline, versus.worse, versus.worse_rows),
+            (group.reference, versus.worse, versus.worse_rows),
         ):
-            keys = ("text", "label", "baseline", "run")
+            keys = ("text", "label", "reference", "run")
             cells = [[format_value(row[key]) for key in keys] for row in listed]
             note = f"{len(listed):,} of {count:,} rows." if len(listed) < count else ""
             if listed:
@@ -505,7 +507,7 @@ def _tabulate_metrics(group: ComparedGroup) -> Table:
     for name in group.runs[0].metrics:
         metric, title = METRICS[name], capitalize(METRICS[name].title)
         for run in (run for run in group.runs if name in run.metrics):
-            versus, shown = run.versus_baseline, ""
+            versus, shown = run.versus_reference, ""
             if versus and (difference := versus.differences.get(name)):
                 low, value, high = (
                     f"{100 * end:+.1f}"
@@ -521,5 +523,5 @@ def _tabulate_metrics(group: ComparedGroup) -> Table:
         "Brackets show the 95% bootstrap interval. If it contains 0, the difference may be noise. "
         "With many comparisons, some differences look significant by chance."
     )
-    columns = ("metric", "run", "value", f"difference to {group.baseline}")
+    columns = ("metric", "run", "value", f"difference from {group.reference}")
     return Table("All metrics", columns, rows, text_columns=2, note=note)

@@ -1,6 +1,6 @@
-"""Linear heads on the features of an encoder: of a run, and as a baseline for a table.
+"""Linear heads on the features of an encoder: the head of a run, and an estimate for a table.
 
-``--freeze-core`` fits the same head as the baseline, and a run with this option reuses the
+``--freeze-core`` fits the same head as the estimate, and a run with this option reuses the
 features.
 """
 
@@ -223,7 +223,7 @@ def output_layer(text_model: TextModel) -> str:
 
 
 @dataclass(frozen=True)
-class BaselineEstimate:
+class LinearHeadEstimate:
     """A metric with its 95% interval, cross-validated on ``sampled`` of the training rows.
 
     ``baseline`` is the metric of a constant prediction, ``method`` how ``finetune run`` trains.
@@ -259,7 +259,9 @@ class BaselineEstimate:
         ]
 
 
-def expect(config: Config, rows: pyarrow.Table, data: LoadedData) -> BaselineEstimate | None:
+def estimate_linear_head(
+    config: Config, rows: pyarrow.Table, data: LoadedData
+) -> LinearHeadEstimate | None:
     """Cross-validate a linear head on training rows.
 
     None for a large table, for one of ``finetune label``, without labels, or without weights.
@@ -275,16 +277,16 @@ def expect(config: Config, rows: pyarrow.Table, data: LoadedData) -> BaselineEst
         elif not is_available_locally(name, revision=config.model.revision):
             reason = f"the weights of {name} are not on this machine; finetune run downloads them"
         else:
-            emit(Info(f"estimating a baseline with {name}"))
+            emit(Info(f"estimating the result of a linear head on {name}"))
             with muted():
                 return _cross_validate(config, rows, data)
     except FinetuneError as error:
         reason = error.message
-    emit(Info(f"no baseline estimate: {reason}"))
+    emit(Info(f"no linear-head estimate: {reason}"))
     return None
 
 
-def _cross_validate(config: Config, rows: pyarrow.Table, data: LoadedData) -> BaselineEstimate:
+def _cross_validate(config: Config, rows: pyarrow.Table, data: LoadedData) -> LinearHeadEstimate:
     options, count = TrainingConfig(class_weights=config.training.class_weights), len(rows)
     task = data.task.with_loss(data.task.labels(rows["label"]), options)
     method = choose_method(config, task, rows=count)
@@ -294,7 +296,7 @@ def _cross_validate(config: Config, rows: pyarrow.Table, data: LoadedData) -> Ba
     if logits is None:
         logits = cross_validate(features, [chosen], seed=seed)[chosen]
     metric, interval, baseline = measure_first(task, logits, features.labels)
-    return BaselineEstimate(
+    return LinearHeadEstimate(
         rows=count,
         sampled=len(features.labels),
         classes=len(task.class_names),

@@ -70,7 +70,7 @@ ARGUMENTS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("evaluate", ("RUN",), {"split": 1}, "split is 1"),
     ("evaluate", ("RUN",), {"evaluate_metric": ["f1"]}, "evaluate_metric is"),
     ("compare", ("", ""), {}, "runs is empty"),
-    ("compare", ("RUN", "COPY"), {"baseline": "worst"}, "baseline is 'worst'"),
+    ("compare", ("RUN", "COPY"), {"reference": "worst"}, "reference is 'worst'"),
     ("compare", ("RUN", "COPY"), {"limit": -1}, "limit is -1"),
     ("find_batch", (), {"fresh": None}, "fresh is None"),
     ("run", (3,), {}, "file is 3"),

@@ -77,7 +77,7 @@ def test_check_prints_one_json_object_without_lengths_if_there_is_no_tokenizer(
     assert "lengths of the texts are unknown" in outcome.errors
     assert json.loads(outcome.output) == found | {
         "lengths": None,
-        "expectation": None,
+        "linear_head_estimate": None,
         "warnings": json.loads(outcome.output)["warnings"],
     }
 

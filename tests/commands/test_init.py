@@ -71,7 +71,7 @@ def test_what_the_user_said_of_the_file_is_configured(command: Command, tmp_path
     assert (config.text_column, config.label_column) == ("column1", "column2")
 
 
-def test_the_baseline_reads_texts_to_the_length_that_is_proposed(
+def test_linear_head_estimate_reads_texts_up_to_proposed_length(
     command: Command, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [f"{'what is this city ' * 60}{number},{number % 2}" for number in range(40)]
@@ -79,7 +79,9 @@ def test_the_baseline_reads_texts_to_the_length_that_is_proposed(
     configs: list[Config] = []
     # The tiny model reads 64 tokens; without a tokenizer, the length is estimated.
     monkeypatch.setattr(guess, "measure_tokens", lambda *_: None)
-    monkeypatch.setattr(linear_head, "expect", lambda config, *_: configs.append(config))
+    monkeypatch.setattr(
+        linear_head, "estimate_linear_head", lambda config, *_: configs.append(config)
+    )
     assert command("init", "long.csv", "--model", tiny_folder).code == 0
     proposed = load_config(file="long.yaml").config.model.max_length
     assert configs[0].model.max_length == proposed > 128

@@ -79,7 +79,7 @@ def test_a_dry_run_reports_what_the_run_does_and_writes_nothing(
     assert facts["rows"] == {"train": 64, "validation": 81, "test": 270}
     assert sum(facts["training_rows_by_class"].values()) == 64
     assert facts["output_dir"] == "runs/questions-tiny-last-1"
-    assert facts["expectation"]["sampled"] == 64
+    assert facts["linear_head_estimate"]["sampled"] == 64
     assert 0 < facts["estimated_seconds"] < 600
     assert sum(facts["batches_of_an_epoch_by_padded_length"].values()) == facts["steps_per_epoch"]
     table = command(*dry_run).output

@@ -30,7 +30,7 @@ def test_rows_that_one_has_right_are_counted_and_shown(
     wrong = ["HUM" if label != "HUM" else "LOC" for label in right]
     # The first ten are correct, the next ten wrong, and the rest unchanged.
     other = copy_run(finished_run, tmp_path / "other", answers=right[:10] + wrong[10:20])
-    found = finetune.compare(finished_run, other, limit=3).groups[0].runs[1].versus_baseline
+    found = finetune.compare(finished_run, other, limit=3).groups[0].runs[1].versus_reference
 
     assert found is not None
     gained = [row for row in rows[:10] if row["predicted"] != row["label"]]
@@ -52,23 +52,23 @@ def test_the_difference_of_the_loss_has_an_interval(finished_run: Path, tmp_path
     write_jsonl(worse / "predictions.jsonl", [row | {"loss": row["loss"] + 1} for row in rows])
     change_json(worse / "all_results.json", test_loss=results["test_loss"] + 1)
 
-    versus = finetune.compare(finished_run, worse).groups[0].runs[1].versus_baseline
+    versus = finetune.compare(finished_run, worse).groups[0].runs[1].versus_reference
     assert versus is not None
     loss = versus.differences["loss"]
     assert [loss.low, loss.high] == pytest.approx([1, 1])
 
 
-def test_the_baseline_may_be_the_best_on_validation(finished_run: Path, tmp_path: Path) -> None:
+def test_the_reference_may_be_the_best_on_validation(finished_run: Path, tmp_path: Path) -> None:
     for name, accuracy in (("a", 0.5), ("b", 0.9), ("c", 0.7)):
         change_json(copy_run(finished_run, tmp_path / name) / "all_results.json",
                     eval_accuracy=accuracy, eval_macro_f1=accuracy)  # fmt: skip
-    [found] = finetune.compare(tmp_path, baseline="best").groups
-    assert found.baseline == "b"
-    assert [run.versus_baseline is None for run in found.runs] == [False, True, False]
+    [found] = finetune.compare(tmp_path, reference="best").groups
+    assert found.reference == "b"
+    assert [run.versus_reference is None for run in found.runs] == [False, True, False]
     # Cross-validated metrics do not count, however good they are.
     change_json(tmp_path / "b" / "all_results.json", eval_kind="cross-validated")
     with pytest.raises(UsageError, match="held-out") as caught:
-        finetune.compare(tmp_path, baseline="best")
+        finetune.compare(tmp_path, reference="best")
     assert "validation_fraction" in caught.value.remedy
 
 
@@ -83,7 +83,7 @@ def test_runs_that_share_few_test_rows_are_groups(finished_run: Path, tmp_path: 
     assert [[run.name for run in group.runs] for group in groups] == [["a", "c"], ["b"]]
     assert [bool(group.verdict) for group in groups] == [True, False]
     assert [[*group.notes] for group in groups] == [[], []]
-    versus = groups[0].runs[1].versus_baseline
+    versus = groups[0].runs[1].versus_reference
     assert versus is not None
     assert (versus.better, versus.worse, versus.differences["accuracy"].high) == (0, 0, 0)
     [warning] = events
@@ -157,12 +157,12 @@ def test_folds_are_one_run_on_all_rows(
         write_json(tmp_path / name / "folds.json", content)
         shutil.copy(whole / "predictions.jsonl", tmp_path / name)
         shutil.rmtree(whole)
-    for paths in ([tmp_path / "before", tmp_path / "after"], [tmp_path, "--baseline", "first"]):
+    for paths in ([tmp_path / "before", tmp_path / "after"], [tmp_path, "--reference", "first"]):
         outcome = command("compare", *paths, "--json")
         [group] = json.loads(outcome.output)["groups"]
         assert {run["name"] for run in group["runs"]} == {"before", "after"}
         assert group["samples"] == len(rows)
-        [versus] = filter(None, (run["versus_baseline"] for run in group["runs"]))
+        [versus] = filter(None, (run["versus_reference"] for run in group["runs"]))
         errors = sum(row["predicted"] != row["label"] for row in rows)
         assert max(versus["better"], versus["worse"]) == errors
     # A fold by itself is compared with all folds on its rows.
@@ -187,7 +187,7 @@ def test_seeds_of_one_setting_are_one_row_with_mean_and_spread(
     assert good.metrics["accuracy"] == pytest.approx(np.mean(both))
     assert good.spread == pytest.approx(np.std(both, ddof=1))
     assert group.verdict == "Use good-1 (2 seeds): its difference from poor is significant."
-    versus = group.runs[1].versus_baseline
+    versus = group.runs[1].versus_reference
     assert versus is not None
     assert versus.p_value is None
     # Separately, they can be told apart.
@@ -204,7 +204,7 @@ def test_seeds_of_one_setting_are_one_row_with_mean_and_spread(
     for name, accuracy in (("good-1", 0.9), ("good-2", 0.3), ("poor", 0.7)):
         change_json(tmp_path / name / "all_results.json", eval_accuracy=accuracy,
                     eval_macro_f1=accuracy, eval_kind="held out")  # fmt: skip
-    assert finetune.compare(tmp_path, baseline="best").groups[0].baseline == "poor"
+    assert finetune.compare(tmp_path, reference="best").groups[0].reference == "poor"
     [same] = finetune.compare(poor, copy_run(finished_run, tmp_path / "again")).groups
     assert same.verdict == "poor and again can't be told apart on 270 rows."
 
@@ -269,9 +269,9 @@ def test_json_is_one_object_with_a_version(
     found = json.loads(line)
     assert found["schema_version"] == SCHEMA_VERSION
     [found] = found["groups"]
-    assert (found["baseline"], found["options"]) == ("finished", {"seed": [42, 7]})
+    assert (found["reference"], found["options"]) == ("finished", {"seed": [42, 7]})
     first, second = found["runs"]
-    assert first["versus_baseline"] is None
-    difference = second["versus_baseline"]["differences"]["accuracy"]
+    assert first["versus_reference"] is None
+    difference = second["versus_reference"]["differences"]["accuracy"]
     assert difference["value"] == second["metrics"]["accuracy"] - first["metrics"]["accuracy"] > 0
     assert difference["low"] < difference["value"] < difference["high"]

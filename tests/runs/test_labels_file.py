@@ -72,12 +72,12 @@ def test_folds_test_only_the_random_rows(
 
 
 @pytest.mark.parametrize("arguments", [["data", "check"], ["init"], ["run", "--dry-run"]])
-def test_no_baseline_is_estimated_on_chosen_rows(
+def test_chosen_rows_get_no_linear_head_estimate(
     arguments: list[str], table: Path, tiny_folder: Path, tmp_path: Path, command: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     outcome = command(*arguments, table, "--model", tiny_folder)
     assert outcome.code == 0, outcome.errors
-    assert "no baseline estimate: the training rows were chosen because" in outcome.errors
+    assert "no linear-head estimate: the training rows were chosen because" in outcome.errors
     assert "cross-validated" not in outcome.output

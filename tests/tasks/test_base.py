@@ -145,7 +145,7 @@ def test_a_run_is_compared_with_one_that_is_always_right(run: Path, tmp_path: Pa
     rows = read_jsonl(run / "predictions.jsonl")
     other = copy_run(run, tmp_path / "other", answers=[row["label"] for row in rows])
     comparison = finetune.compare(run, other).groups[0]
-    versus = comparison.runs[1].versus_baseline
+    versus = comparison.runs[1].versus_reference
     assert versus is not None
     assert versus.better == sum(row["label"] != row["predicted"] for row in rows)
     assert versus.worse == 0

@@ -1,4 +1,4 @@
-"""Baseline estimates for a table."""
+"""Estimates of the result of a linear head on a table."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from finetune.config.schema import Config, DataConfig, change_options
 from finetune.data.dataset import LoadedData
 from finetune.data.load import load_splits
 from finetune.events import Event, Info, sent_to
-from finetune.runs.linear_head import expect
+from finetune.runs.linear_head import estimate_linear_head
 
 QUESTIONS = Config(DataConfig("questions"))
 
@@ -30,7 +30,7 @@ def load(config: Config) -> tuple[pyarrow.Table, LoadedData]:
 def test_a_run_of_the_head_uses_the_same_features(tiny_folder: Path, tmp_path: Path) -> None:
     options = {"max_train_samples": 64, "cache_dir": str(tmp_path / "cache"), "batch_size": "auto"}
     config = config_of(tiny_folder, **options, freeze_core=True)
-    found = expect(config, *load(config))
+    found = estimate_linear_head(config, *load(config))
     assert found
     assert (found.rows, found.sampled, found.classes, found.metric) == (64, 64, 6, "accuracy")
     assert 0 < found.low < found.value < found.high < 1
@@ -61,7 +61,7 @@ def test_numbers_and_several_labels_have_their_own_metric(
     rows = (f"text {number} {number % 7},{label}" for number, label in enumerate(labels))
     table.write_text("\n".join(["text,label", *rows]))
     config = config_of(tiny_folder, data=str(table), long_texts="windows")
-    found = expect(config, *load(config))
+    found = estimate_linear_head(config, *load(config))
     assert found
     assert words in found.lines[0]
     assert np.isfinite([found.low, found.value, found.high, found.baseline]).all()
@@ -83,7 +83,7 @@ def test_what_can_not_be_measured_is_said_and_is_no_failure(
     config = config_of(model or tiny_folder, max_train_samples=rows)
     emitted: list[Event] = []
     with sent_to(emitted.append):
-        assert expect(config, *load(config)) is None
+        assert estimate_linear_head(config, *load(config)) is None
     assert isinstance(emitted[-1], Info)
-    assert emitted[-1].message.startswith("no baseline estimate")
+    assert emitted[-1].message.startswith("no linear-head estimate")
     assert reason in emitted[-1].message
