@@ -48,7 +48,7 @@ class Outcome:
     output: str
     errors: str
 
-    def assert_refused(self, code: int, *words: str) -> None:
+    def assert_rejected(self, code: int, *words: str) -> None:
         """Expect an exit code, nothing on standard output, and one error with one remedy."""
         assert self.code == code, self.errors
         assert self.output == ""

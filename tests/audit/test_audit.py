@@ -24,7 +24,7 @@ RANDOM = np.random.default_rng(0).normal(size=(ROWS, 40)).astype(np.float32)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.05, 0.1])
-def test_exchanged_labels_come_first(fraction: float) -> None:
+def test_swapped_labels_rank_first(fraction: float) -> None:
     true = np.arange(ROWS) % 3
     labels = true.copy()
     chosen = np.random.default_rng(1).permutation(ROWS)[: round(fraction * ROWS)]
@@ -37,13 +37,13 @@ def test_exchanged_labels_come_first(fraction: float) -> None:
     assert not fraction or np.isin(order[: len(chosen)], chosen).mean() > 0.7
 
 
-def test_the_only_row_of_a_class_is_not_a_suspect() -> None:
+def test_only_row_of_a_class_is_not_a_suspect() -> None:
     order, _ = rank_suspects(TASK, np.zeros((5, 3), np.float32), np.array([0, 0, 1, 1, 2]))
     assert sorted(order.tolist()) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("task", [Single(["place", "person"]), Multi(["place", "person"])])
-def test_words_speak_for_the_classes_that_a_suspect_lacks(
+def test_suspect_words_support_the_suggested_label(
     task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(_: Any, columns: Any) -> Any:
@@ -86,14 +86,14 @@ def test_words_speak_for_the_classes_that_a_suspect_lacks(
         (["Paris", "London", "paris", "berlin"], {(0, 2)}),
     ],
 )
-def test_texts_with_most_words_in_common_are_near_duplicates(
+def test_texts_that_share_most_words_are_near_duplicates(
     texts: list[str], pairs: set[tuple[int, int]]
 ) -> None:
     duplicates = find_near_duplicates(pyarrow.array(texts), RANDOM[: len(texts)])
     assert set(zip(duplicates.first.tolist(), duplicates.second.tolist(), strict=True)) == pairs
 
 
-def test_texts_with_nearly_the_same_features_are_near_duplicates() -> None:
+def test_texts_with_similar_features_are_near_duplicates() -> None:
     features = RANDOM[:40].copy()
     features[7] = features[3] + 0.01
     duplicates = find_near_duplicates(

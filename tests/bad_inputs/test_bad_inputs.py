@@ -1,6 +1,6 @@
-"""Bad input at every place where something comes in: an exit code, two lines, nothing written.
+"""Each way to pass bad input leads to an exit code and a two-line error, and writes no files.
 
-Each case is a name, what is given, and the exit code. The tests of each package check the wording.
+The tests of each package check the wording.
 """
 
 import shutil
@@ -56,7 +56,7 @@ TABLES: dict[str, Any] = {
     "lists": pa.table({"text": [["a"], ["b"]] * 9, "label": [["c"], ["d"]] * 9}),
 }
 
-# A file in the model folder and its content; None: the file is missing.
+# A file in the model folder and its content, or None if the file is missing.
 MODELS: list[tuple[str, bytes | None]] = [
     ("config.json", None),
     ("config.json", b"{}"),
@@ -74,7 +74,7 @@ MODELS: list[tuple[str, bytes | None]] = [
     ("tokenizer_config.json", b'{"model_max_length": 2, "pad_token": "[PAD]"}'),
 ]
 
-# A file in a finished run, its content, and the command that reads it.
+# A file in a finished run, its content or None, and the command that reads it.
 RUNS: list[tuple[str, bytes | None, str]] = [
     ("config.yaml", None, "evaluate"),
     ("config.yaml", b"\xff", "predict"),
@@ -100,34 +100,34 @@ RUNS: list[tuple[str, bytes | None, str]] = [
 ]
 
 
-def content_of(folder: Path) -> dict[Path, bytes]:
+def read_files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, which is the current folder of the command."""
+    """An empty folder, the working directory of the command."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
 
 
-def refuse(command: Command, folder: Path, code: int, *arguments: str | Path) -> None:
-    """Expect an error of two lines, an exit code, and no new files."""
-    before = content_of(folder)
-    command(*arguments).assert_refused(code)
-    assert content_of(folder) == before
+def expect_rejection(command: Command, folder: Path, code: int, *arguments: str | Path) -> None:
+    """Expect an exit code and a two-line error, and unchanged files."""
+    before = read_files(folder)
+    command(*arguments).assert_rejected(code)
+    assert read_files(folder) == before
 
 
 @pytest.mark.parametrize(
     "line", ["evaluate {}", "predict --output {} {} text", "run --data questions --output-dir {}"]
 )
-def test_a_name_that_no_file_can_have(line: str, command: Command, folder: Path) -> None:
-    refuse(command, folder, 2, *line.format("n" * 300, "n" * 300).split())
+def test_file_name_that_is_too_long_is_rejected(line: str, command: Command, folder: Path) -> None:
+    expect_rejection(command, folder, 2, *line.format("n" * 300, "n" * 300).split())
 
 
 @pytest.mark.parametrize("line", ["run --num-train-epochs 0", "predict . --format xml"])
-def test_a_flag_in_a_process_of_its_own(line: str, folder: Path) -> None:
+def test_invalid_option_is_rejected_in_a_child_process(line: str, folder: Path) -> None:
     child = finetune_in_a_child(*line.split())
     assert (child.returncode, child.stdout) == (2, "")
     error, remedy = child.stderr.splitlines()
@@ -136,39 +136,39 @@ def test_a_flag_in_a_process_of_its_own(line: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", YAML)
-def test_a_configuration(name: str, command: Command, folder: Path) -> None:
+def test_invalid_config_file_is_rejected(name: str, command: Command, folder: Path) -> None:
     (folder / "mine.yaml").write_bytes(YAML[name])
-    refuse(command, folder, 2, "run", "--config", "mine.yaml")
+    expect_rejection(command, folder, 2, "run", "--config", "mine.yaml")
 
 
 @pytest.mark.parametrize("variable", ENVIRONMENT)
-def test_an_environment_variable(
+def test_invalid_environment_variable_is_rejected(
     variable: str, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, ENVIRONMENT[variable])
-    refuse(command, folder, 2, "config", "show")
+    expect_rejection(command, folder, 2, "config", "show")
 
 
 @pytest.mark.parametrize("name", [*FILES, *TABLES])
-def test_a_file_of_data(name: str, command: Command, folder: Path) -> None:
+def test_invalid_data_file_is_rejected(name: str, command: Command, folder: Path) -> None:
     if name in FILES:
         (folder / name).write_bytes(FILES[name])
     else:
         pq.write_table(TABLES[name], folder / name)
-    refuse(command, folder, 3, "data", "check", "--data", name)
+    expect_rejection(command, folder, 3, "data", "check", "--data", name)
 
 
 @pytest.mark.parametrize(("file", "content"), MODELS)
-def test_a_model_folder(
+def test_damaged_model_folder_is_rejected(
     file: str, content: bytes | None, command: Command, tiny_folder: Path, folder: Path
 ) -> None:
     shutil.copytree(tiny_folder, folder / "model")
     write(folder / "model" / file, content)
-    refuse(command, folder, 2, "run", "--model", "model", *flags())
+    expect_rejection(command, folder, 2, "run", "--model", "model", *flags())
 
 
 @pytest.mark.parametrize(("file", "content", "verb"), RUNS)
-def test_a_run_folder(
+def test_damaged_run_folder_is_rejected(
     file: str, content: bytes | None, verb: str, command: Command, finished_run: Path, folder: Path
 ) -> None:
     shutil.copytree(finished_run, folder / "run")
@@ -179,7 +179,7 @@ def test_a_run_folder(
         "predict": ("predict", "run", "Who ?", "--device", "cpu"),
         "report": ("report", "run"),
     }
-    refuse(command, folder, 2, *arguments[verb])
+    expect_rejection(command, folder, 2, *arguments[verb])
 
 
 def write(file: Path, content: bytes | None) -> None:

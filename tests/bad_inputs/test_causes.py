@@ -1,4 +1,4 @@
-"""Bad inputs from a list of cases: the message states the cause, and no error is "unexpected"."""
+"""Errors about the bad inputs in ``cases.txt`` state the cause and are never "unexpected"."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, finished_run: Path) -> Path:
-    """A folder with the files of the cases; the cases don't change it."""
+    """A folder with the files that the cases use. The cases don't change it."""
     place = tmp_path_factory.mktemp("place")
     for folder in ("folder", "folder.csv"):
         (place / folder).mkdir()
@@ -46,20 +46,20 @@ def place(tmp_path_factory: pytest.TempPathFactory, finished_run: Path) -> Path:
     return place
 
 
-def tree(folder: Path) -> list[tuple[str, int]]:
+def list_files(folder: Path) -> list[tuple[str, int]]:
     return sorted((str(one), one.lstat().st_mtime_ns) for one in folder.rglob("*"))
 
 
 @pytest.mark.parametrize(("line", "code", "cause"), CASES, ids=[line for line, *_ in CASES])
-def test_the_cause_of_bad_input_is_named(
+def test_error_states_the_cause(
     line: str, code: str, cause: str, command: Command, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
-    before = tree(place)
+    before = list_files(place)
     outcome = command(*shlex.split(line))
-    outcome.assert_refused(int(code), cause)
+    outcome.assert_rejected(int(code), cause)
     assert "error: unexpected" not in outcome.errors
-    assert tree(place) == before
+    assert list_files(place) == before
     assert os.listdir() == os.listdir(place)
 
 
@@ -82,7 +82,7 @@ ARGUMENTS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "arguments", "options", "cause"), ARGUMENTS)
-def test_an_argument_of_a_wrong_type_is_named(
+def test_argument_of_the_wrong_type_is_reported(
     name: str, arguments: tuple[Any, ...], options: dict[str, Any], cause: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=cause):
@@ -92,13 +92,13 @@ def test_an_argument_of_a_wrong_type_is_named(
 @pytest.mark.parametrize(
     ("number", "code"), [(errno.ENOENT, 2), (errno.EACCES, 2), (errno.ENOSPC, 1), (errno.EIO, 1)]
 )
-def test_an_error_of_the_system_is_explained(number: int, code: int) -> None:
+def test_system_error_is_explained(number: int, code: int) -> None:
     explained = explain(OSError(number, os.strerror(number), "here"))
     assert explained is not None
     assert (explained.message, explained.exit_code) == (f"here: {os.strerror(number)}", code)
 
 
-def test_an_exception_without_a_message_is_named_by_its_class() -> None:
+def test_exception_without_a_message_is_reported_by_class_name() -> None:
     lost = pytest.raises(ProcessLostError, match=r"no longer answers \(RuntimeError\)")
     with lost, explained("joined processes"):
         raise RuntimeError
@@ -106,7 +106,7 @@ def test_an_exception_without_a_message_is_named_by_its_class() -> None:
         raise ZeroDivisionError
 
 
-def test_errors_of_the_system_are_ours_in_python_too(tmp_path: Path) -> None:
+def test_python_api_raises_finetune_errors_for_system_errors(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(FinetuneError, match=r"symbolic links|Symlink loop"):
         finetune.evaluate(tmp_path / "loop")
@@ -114,9 +114,7 @@ def test_errors_of_the_system_are_ours_in_python_too(tmp_path: Path) -> None:
         finetune.predict("~nosuchuser/run", ["text"])
 
 
-def test_ctrl_c_in_python_is_no_exception_that_is_swallowed(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
+def test_ctrl_c_in_python_raises_keyboard_interrupt(tiny_folder: Path, tmp_path: Path) -> None:
     options = {**QUICK, "model": str(tiny_folder), "output_dir": str(tmp_path / "run")}
     with pytest.raises(KeyboardInterrupt) as stopped:
         finetune.run(**options, emit=lambda event: signal.raise_signal(signal.SIGINT))
@@ -125,16 +123,16 @@ def test_ctrl_c_in_python_is_no_exception_that_is_swallowed(
     assert stopped.value.exit_code == 130
 
 
-def test_closed_standard_input_is_named(
+def test_closed_stdin_is_reported(
     command: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    command("predict", finished_run).assert_refused(2, "standard input is closed")
+    command("predict", finished_run).assert_rejected(2, "standard input is closed")
 
 
-def test_a_home_is_expanded_behind_the_sign_of_equality(
+def test_tilde_is_expanded_after_an_equals_sign(
     command: Command, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     missing = f"there is no file {tmp_path}/no.csv"
-    command("predict", finished_run, "--data=~/no.csv").assert_refused(3, missing)
+    command("predict", finished_run, "--data=~/no.csv").assert_rejected(3, missing)

@@ -1,6 +1,6 @@
-"""Any bytes give a table, a configuration, a state, or one of our errors; never another exception.
+"""Parsers of any bytes return a result or raise a ``FinetuneError``, never a different exception.
 
-``FUZZED_FILES=20000`` in the environment tries more of them.
+The environment variable ``FUZZED_FILES=20000`` tries more files.
 """
 
 import csv
@@ -31,7 +31,20 @@ DELIMITED = ["text,label\n", "a b,x\n", "c d;y\n", '"', "'", '""', ",", ";", "\t
 JSON = ['{"text": "a b", "label": "x"}\n', '{"text": ', '"label"', "{}", "[", "]", "}", ":", "1e9"]
 RAW = ["NUM:date When ?\n", "DESC:def What is it ?\r\n", "LOC:", "NUM:date", "\xf0", "\x85"]
 YAML = ["training:\n", "  seed: 1\n", "data: {", "}", "- ", "? ", "&a ", "*a", "!!int ", "|\n", "'"]
-ODD = ["\0", "\ufeff", "\u2028", "\x1b", "\x85", " ", "é", "😀", "\\ud800", "nan", "-1", "9" * 400]
+SPECIAL_CHARACTERS = [
+    "\0",
+    "\ufeff",
+    "\u2028",
+    "\x1b",
+    "\x85",
+    " ",
+    "é",
+    "😀",
+    "\\ud800",
+    "nan",
+    "-1",
+    "9" * 400,
+]
 
 
 def _parquet_bytes() -> bytes:
@@ -48,12 +61,14 @@ def _archive(members: Mapping[str, bytes]) -> bytes:
     return file.getvalue()
 
 
-def contents(*, of: list[str]) -> st.SearchStrategy[bytes]:
+def contents(pieces: list[str]) -> st.SearchStrategy[bytes]:
     """Bytes that look like a file format, in some encoding, with random bytes inserted."""
-    pieces = st.lists(st.sampled_from([*of, *of, *ODD]), max_size=30).map("".join)
+    texts = st.lists(st.sampled_from([*pieces, *pieces, *SPECIAL_CHARACTERS]), max_size=30).map(
+        "".join
+    )
     encoded = st.builds(
         lambda text, codec: text.encode(codec, errors="replace"),
-        pieces,
+        texts,
         st.sampled_from(["utf-8", "utf-8", "utf-8-sig", "utf-16", "cp1252", "gb18030"]),
     )
     parts = st.lists(st.one_of(encoded, encoded, st.binary(max_size=20)), max_size=4)
@@ -62,7 +77,7 @@ def contents(*, of: list[str]) -> st.SearchStrategy[bytes]:
 
 @st.composite
 def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
-    """A file with some bytes changed or its end missing."""
+    """Bytes of a file, with some bytes changed or the end missing."""
     content = bytearray(whole)
     places = st.tuples(st.integers(0, len(whole) - 1), st.integers(0, 255))
     for place, byte in draw(st.lists(places, max_size=6)):
@@ -89,20 +104,22 @@ def read_config(path: Path) -> None:
 
 
 CASES = {
-    "rows.csv": (contents(of=DELIMITED), read_table),
-    "rows.jsonl": (contents(of=JSON), read_table),
+    "rows.csv": (contents(DELIMITED), read_table),
+    "rows.jsonl": (contents(JSON), read_table),
     "rows.parquet": (damaged(_parquet_bytes()), read_table),
     "rows.csv.gz": (damaged(gzip.compress("".join(DELIMITED[:2]).encode())), read_table),
     "rows.csv.zip": (damaged(_archive({"rows.csv": b"text,label\na b,x\nc d,y\n"})), read_table),
-    "texts.jsonl": (contents(of=JSON), stream_table),
-    "texts.txt": (contents(of=DELIMITED), stream_table),
-    "raw.label": (contents(of=RAW), read_trec),
-    "mine.yaml": (contents(of=YAML), read_config),
+    "texts.jsonl": (contents(JSON), stream_table),
+    "texts.txt": (contents(DELIMITED), stream_table),
+    "raw.label": (contents(RAW), read_trec),
+    "mine.yaml": (contents(YAML), read_config),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_any_bytes_are_read_or_refused(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_bytes_are_read_or_rejected(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     strategy, read = CASES[name]
 
     @settings(max_examples=FILES, suppress_health_check=list(HealthCheck))
@@ -122,7 +139,7 @@ def test_any_bytes_are_read_or_refused(name: str, tmp_path_factory: pytest.TempP
         st.tuples(*[st.text(st.characters(exclude_categories=["Cs"]), min_size=1)] * 2), min_size=1
     )
 )
-def test_answers_read_back_as_they_were_written(
+def test_predictions_survive_a_csv_round_trip(
     rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("answers") / "answers.csv"

@@ -1,4 +1,4 @@
-"""Simulated machines: their memory and speed follow rules that were measured."""
+"""Simulated machines whose memory and speed follow measured curves."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,25 +21,25 @@ Curve = Callable[[int], float]
 
 
 def rising_from(*, floor: float, base: float, row: float) -> Curve:
-    """Return peak memory that is constant for small batches, and then grows linearly; in MiB."""
+    """Return peak memory that is constant for small batches and then linear. Arguments in MiB."""
     return lambda batch_size: MIB * max(floor, base + row * batch_size)
 
 
 def saturating(*, start: float, row: float) -> Curve:
-    """Return the seconds of a step: a fixed cost plus a cost per row."""
+    """Return a step-time curve: fixed seconds plus seconds per row."""
     return lambda batch_size: start + row * batch_size
 
 
-# BERT-base, 128 tokens, bf16, H200: measured memory.
+# Measured memory of BERT-base with 128 tokens in bf16 on an H200.
 BERT_ON_H200 = rising_from(floor=2160, base=1962, row=49.5)
 BERT_SECONDS_ON_H200 = saturating(start=0.016, row=0.0016)
 
 
 @dataclass
 class SimulatedMachine:
-    """A device with memory of its own, or a process under a cap.
+    """A device with dedicated memory, or a process with a memory limit.
 
-    A batch fails above ``capacity_share`` of the budget. A new process needs some time to start.
+    Batches above ``capacity_share`` of the budget fail. A new process takes time to start.
     """
 
     peak_bytes: Curve = BERT_ON_H200
@@ -53,7 +53,7 @@ class SimulatedMachine:
         return self.peak_bytes(batch_size) <= self.capacity_share * self.budget_bytes
 
     def largest_fitting(self) -> int:
-        """Return the true largest size, for memory that only grows."""
+        """Return the largest size that fits, if memory never falls with the batch size."""
         low, high = 0, 100_001
         while high - low > 1:
             middle = (low + high) // 2
@@ -64,7 +64,7 @@ class SimulatedMachine:
         return batch_size / self.step_seconds(batch_size)
 
     def best_examples_per_second(self) -> float:
-        """Return the best speed of all sizes that fit."""
+        """Return the highest speed of all sizes that fit."""
         largest = self.largest_fitting()
         step = max(1, largest // 500)
         return max(self.examples_per_second(size) for size in range(1, largest + 1, step))
@@ -86,14 +86,14 @@ class SimulatedMachine:
 
 @dataclass
 class SimulatedRunner:
-    """Replaces ``TrialRunner`` by simulated machines, without child processes.
+    """Replaces ``TrialRunner`` with simulated machines, without child processes.
 
     Args:
         machine: The machine of each trial.
-        machines: Other machines, by the part of a case.
-        with_checkpointing: The machine with gradient checkpointing; None: ``machine``.
+        machines: Machines that replace it for a part of the model (``Case.part``).
+        with_checkpointing: The machine for gradient checkpointing, or None for ``machine``.
         can_split: Whether models can be split at the first trainable layer.
-        cases: The cases of the searches so far, in order.
+        cases: The cases searched so far, in order.
     """
 
     machine: SimulatedMachine = field(default_factory=SimulatedMachine)
@@ -133,7 +133,7 @@ class SimulatedRunner:
 
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> SimulatedRunner:
-    """Searches on a simulated machine, which tests may change."""
+    """A simulated machine for searches. Tests can change it."""
     simulated = SimulatedRunner()
     monkeypatch.setattr(search, "TrialRunner", simulated)
     return simulated
@@ -141,7 +141,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> SimulatedRunner:
 
 @dataclass
 class UnifiedMemoryMac:
-    """A Mac whose GPU shares the memory of the system, and swaps before allocations fail.
+    """A Mac whose GPU shares system memory, and which swaps before allocations fail.
 
     Buffers are kept per shape, and only ``empty_cache`` frees them. Above the physical memory, a
     step is ten times slower. Allocations fail at 1.7 times the recommended memory, which Metal sets
@@ -149,9 +149,9 @@ class UnifiedMemoryMac:
 
     Args:
         system_bytes: Memory of macOS and other programs.
-        live_bytes: Weights, gradients and the optimizer's state.
-        token_bytes: Activations of one token.
-        reports_swap: Whether trials also report swapping, apart from being slow.
+        live_bytes: Weights, gradients and optimizer state.
+        token_bytes: Activations per token.
+        reports_swap: Whether trials report swapping, or are only slow.
     """
 
     physical_bytes: int = 8 * GIB
@@ -176,7 +176,7 @@ class UnifiedMemoryMac:
         return max(0, self.driver_bytes + self.system_bytes - self.physical_bytes)
 
     def take_step(self, rows: int, padded_length: int) -> float:
-        """Take one step and return its seconds; MemoryError if there is not enough memory."""
+        """Take one step and return its seconds. Raise MemoryError if memory runs out."""
         shape, needed_bytes = (rows, padded_length), rows * padded_length * self.token_bytes
         missing_bytes = 0 if shape in self.buffer_bytes else needed_bytes
         if self.driver_bytes + missing_bytes > 1.4 * self.recommended_bytes:

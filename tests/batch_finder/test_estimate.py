@@ -22,7 +22,7 @@ GIB = 2**30
 
 
 def mac_with(memory_bytes: int) -> Mac:
-    """Return a Mac that leaves so much to training."""
+    """Return a Mac with this much memory for training."""
     return Mac("Mac", 1024 * GIB, chip="m4", limit_bytes=memory_bytes)
 
 
@@ -43,7 +43,7 @@ def small_case(architecture: str = "bert", *, layers: int = 2, **changes: Any) -
         ("head", "trainable"),
     ],
 )
-def test_fake_steps_take_what_real_ones_do(mode: str, part: Part) -> None:
+def test_fake_steps_use_as_much_memory_as_real_steps(mode: str, part: Part) -> None:
     case = small_case(layers=3, mode=Mode(mode), part=part)
     with LiveMemory() as memory:
         trial = build_trial_model(case, device=CpuDevice())
@@ -56,7 +56,7 @@ def test_fake_steps_take_what_real_ones_do(mode: str, part: Part) -> None:
     assert allocated_peaks(case, [4, 32]) == pytest.approx(real, rel=0.02)
 
 
-def test_the_largest_batch_is_the_last_whose_peak_fits() -> None:
+def test_estimate_returns_the_largest_batch_whose_peak_fits() -> None:
     result = estimate(small_case(), mac_with(GIB), limit=NO_LIMIT)
     assert result.peak_bytes
     assert result.peak_bytes <= GIB
@@ -65,7 +65,7 @@ def test_the_largest_batch_is_the_last_whose_peak_fits() -> None:
     assert one_byte_less.largest == result.largest - 1
 
 
-def test_a_model_whose_operations_depend_on_numbers_can_not_be_estimated() -> None:
+def test_model_with_data_dependent_operations_is_rejected() -> None:
     longformer = LongformerConfig(**SIZES, attention_window=8).to_dict()
     case = replace(small_case(), architecture=architecture_of(longformer))
     with pytest.raises(ModelUnsupportedError, match="longformer can't be estimated"):
@@ -92,7 +92,7 @@ DISTILBERT, BERT = DistilBertConfig(), BertConfig()
         ("m1-8gb", BERT, "classifier", 512, 63, 64, 64, 128),
     ],
 )
-def test_estimates_agree_with_published_runs_on_macs(
+def test_estimates_agree_with_published_mac_runs(
     mac: str, config: PreTrainedConfig, mode: str, tokens: int, ran: int, failed: int,
     at_full_speed: int, slower: int,
 ) -> None:  # fmt: skip
@@ -106,7 +106,7 @@ def test_estimates_agree_with_published_runs_on_macs(
     assert 0.9 * ran - 1 < result.largest < 1.11 * failed
 
 
-def test_attention_keeps_its_weights_on_mps_only() -> None:
+def test_attention_weights_are_kept_only_on_mps() -> None:
     def kept_bytes(device: str, tokens: int) -> int:
         with FakeTensorMode(), LiveMemory() as memory, keeping_memory_as(device):
             tensor = torch.ones(2, 4, tokens, 8, requires_grad=True)

@@ -1,4 +1,4 @@
-"""What a search covers, and how the result of an earlier search is used."""
+"""The cases that a search covers, and its cache."""
 
 import json
 from dataclasses import replace
@@ -44,7 +44,7 @@ def device_with(**changes: Any) -> CpuDevice:
 
 
 def find_in(cache: Path | None, **changes: Any) -> tuple[Result, list[int]]:
-    """Search; return the result and the sizes that were tried."""
+    """Search, and return the result and the sizes tried."""
     emitted: list[Event] = []
     with sent_to(emitted.append):
         result = find(**{"case": CASE, "cache": cache, **SEARCH, **changes})
@@ -53,7 +53,7 @@ def find_in(cache: Path | None, **changes: Any) -> tuple[Result, list[int]]:
 
 @pytest.fixture
 def cache(runner: SimulatedRunner, tmp_path: Path) -> Path:
-    """A folder with the result of one search with 8 GiB, which memory limited."""
+    """A folder with the result of a search that 8 GiB of memory limited."""
     result, sizes = find_in(tmp_path / "batches")
     assert len(sizes) == len(result.trials) > 1
     assert (result.largest, result.first_failed) == (124, 126)
@@ -78,7 +78,7 @@ def cached_in(cache: Path) -> dict[str, Any]:
     ],
     ids=["mode", "precision", "part", "limit", "memory limit", "device"],
 )
-def test_another_case_device_or_limit_is_searched_again(
+def test_changed_case_device_or_limit_starts_a_new_search(
     changed: dict[str, Any], cache: Path
 ) -> None:
     _, sizes = find_in(cache, **changed)
@@ -90,7 +90,7 @@ def test_another_case_device_or_limit_is_searched_again(
     ("budget_gib", "capacity", "first_size"),
     [(8, 1, None), (8.4, 1, None), (7, 1, None), (8.5, 1, 124), (24, 1, 124), (8, 0.5, 94)],
 )
-def test_an_earlier_result_is_confirmed_by_one_trial_if_it_fits_and_memory_is_the_same(
+def test_cached_result_is_confirmed_by_one_trial_if_memory_is_the_same(
     budget_gib: float, capacity: float, first_size: int | None, cache: Path, runner: SimulatedRunner
 ) -> None:
     before = cached_in(cache)
@@ -115,7 +115,7 @@ def test_an_earlier_result_is_confirmed_by_one_trial_if_it_fits_and_memory_is_th
         (6, "2GiB", "lower", "batch"),
     ],
 )
-def test_the_error_that_nothing_fits_reports_the_memory_of_other_processes(
+def test_out_of_memory_error_reports_memory_of_other_processes(
     free_gib: int, memory: str | None, remedy: str, others: str, runner: SimulatedRunner
 ) -> None:
     runner.machine = SimulatedMachine(capacity_share=0.0)
@@ -129,7 +129,7 @@ def test_the_error_that_nothing_fits_reports_the_memory_of_other_processes(
 
 
 @pytest.mark.parametrize("first", [None, 80])
-def test_no_size_is_tried_that_the_device_computes_incorrectly(
+def test_sizes_that_the_device_computes_incorrectly_are_skipped(
     first: int | None, runner: SimulatedRunner
 ) -> None:
     device = device_with(shapes=BatchShapes(max_tokens=16 * 50 + 15))
@@ -137,7 +137,7 @@ def test_no_size_is_tried_that_the_device_computes_incorrectly(
     assert (result.largest, result.first_failed, max(sizes)) == (50, None, 50)
 
 
-def test_the_extraction_of_features_has_a_batch_size_of_its_own(runner: SimulatedRunner) -> None:
+def test_feature_extraction_has_its_own_batch_size(runner: SimulatedRunner) -> None:
     small = rising_from(floor=100, base=90, row=30)
     runner.machines["trainable"] = SimulatedMachine(peak_bytes=small)
     emitted: list[Event] = []
@@ -159,7 +159,7 @@ def test_the_extraction_of_features_has_a_batch_size_of_its_own(runner: Simulate
     assert result.peak_bytes == max(fitting)
 
 
-def test_a_model_that_can_not_be_split_is_searched_as_a_whole(runner: SimulatedRunner) -> None:
+def test_model_that_cannot_be_split_is_searched_as_a_whole(runner: SimulatedRunner) -> None:
     runner.can_split = False
     result = find_parts(
         tiny_case(mode=Mode("head")), partial(find, **SEARCH), stores_features=True, action="-"

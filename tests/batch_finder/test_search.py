@@ -26,7 +26,7 @@ GPU_MODELS = {
     "base, 128 tokens, frozen": ((900, 700, 22), (0.008, 0.0007)),
     "large, 512 tokens, fp32": ((6400, 5800, 1400), (0.04, 0.05)),
     "MiniLM, frozen": ((150, 130, 3.1), (0.006, 0.00007)),
-    "head alone": ((120, 110, 0.09), (0.0012, 0.000001)),
+    "head only": ((120, 110, 0.09), (0.0012, 0.000001)),
 }
 GPUS = {
     f"{model}, {cap} GiB": SimulatedMachine(
@@ -51,7 +51,7 @@ def find_on(machine: SimulatedMachine, **bounds: Any) -> Result:
     ("capacity_share", "lowest", "most_failures"),
     [(0.98, 0.98, 2), (0.99, 0.98, 2), (1.0, 0.98, 2), (0.95, 0.9, 4), (1.05, 0.9, 4)],
 )
-def test_few_trials_find_nearly_the_largest_size_and_the_fastest(
+def test_few_trials_find_nearly_the_largest_and_fastest_size(
     capacity_share: float, lowest: float, most_failures: int
 ) -> None:
     counts = []
@@ -69,7 +69,7 @@ def test_few_trials_find_nearly_the_largest_size_and_the_fastest(
 
 
 @pytest.mark.parametrize("first", [None, 1, 1000])
-def test_nothing_fits_whatever_comes_first(first: int | None) -> None:
+def test_error_is_raised_if_a_batch_of_one_does_not_fit(first: int | None) -> None:
     tried: list[int] = []
 
     def run(batch_size: int, *, new_process: bool = False) -> Trial:
@@ -86,7 +86,7 @@ def test_nothing_fits_whatever_comes_first(first: int | None) -> None:
 
 
 @pytest.mark.parametrize("at_size", [1, 26])
-def test_trial_that_fails_for_another_reason_is_an_error(at_size: int) -> None:
+def test_trial_that_fails_without_an_oom_is_an_error(at_size: int) -> None:
     machine = SimulatedMachine()
 
     def run(batch_size: int, *, new_process: bool = False) -> Trial:
@@ -101,7 +101,7 @@ def test_trial_that_fails_for_another_reason_is_an_error(at_size: int) -> None:
 
 
 @pytest.mark.parametrize("time_limit_seconds", [60, 300])
-def test_time_limit_ends_the_search_before_memory_does(time_limit_seconds: float) -> None:
+def test_time_limit_ends_the_search_before_memory_runs_out(time_limit_seconds: float) -> None:
     machine = SimulatedMachine(
         peak_bytes=rising_from(floor=0, base=2100, row=61),
         step_seconds=saturating(start=0.6, row=0.7),
@@ -116,9 +116,9 @@ def test_time_limit_ends_the_search_before_memory_does(time_limit_seconds: float
     assert sum(trial.seconds for trial in result.trials) <= 1.1 * time_limit_seconds
 
 
-@pytest.mark.parametrize("reports_swap", [True, False], ids=["swap seen", "only slow"])
+@pytest.mark.parametrize("reports_swap", [True, False], ids=["reports swap", "only slow"])
 @pytest.mark.parametrize("physical_gib", [8, 16, 48])
-def test_mac_that_never_raises_but_slows_down_is_not_driven_into_swap(
+def test_search_avoids_swap_on_a_mac_that_slows_down_instead_of_failing(
     physical_gib: int, reports_swap: bool
 ) -> None:
     mac = UnifiedMemoryMac(physical_bytes=physical_gib * GIB, reports_swap=reports_swap)
@@ -142,7 +142,7 @@ STATUSES = st.sampled_from(["fits", "fits", "fits", "too_big", "too_big", "timed
     time_limit=st.floats(0, 1e6),
     slows_down=st.booleans(),
 )
-def test_any_trials_end_soon_with_a_size_that_passed_or_an_error(
+def test_search_always_ends_soon_with_a_size_that_fits_or_an_error(
     data: st.DataObject, limit: int, budget_bytes: int, time_limit: float, slows_down: bool
 ) -> None:
     tried: list[Trial] = []

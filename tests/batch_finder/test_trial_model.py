@@ -30,7 +30,7 @@ def changed_names(model: TrialModel, batch_size: int) -> set[str]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_takes_steps_and_evaluates(architecture: str) -> None:
+def test_each_architecture_trains_and_evaluates(architecture: str) -> None:
     model = tiny_model(architecture)
     model.begin()
     for batch_size in (1, 3):
@@ -39,9 +39,7 @@ def test_every_architecture_takes_steps_and_evaluates(architecture: str) -> None
 
 
 @pytest.mark.parametrize(("mode", "tokens"), [("last-1", 16), ("head", 1), ("classifier", 1)])
-def test_the_parts_of_a_split_model_are_feature_extraction_and_a_step_on_features(
-    mode: str, tokens: int
-) -> None:
+def test_split_model_extracts_features_and_trains_on_features(mode: str, tokens: int) -> None:
     extraction = build_trial_model(tiny_case(mode=Mode(mode), part="features"), device=CpuDevice())
     assert extraction.frozen_layers
     # The first layer is frozen: features are extracted through it, and training skips it.
@@ -68,7 +66,7 @@ def test_the_parts_of_a_split_model_are_feature_extraction_and_a_step_on_feature
 
 @pytest.fixture
 def _measure_briefly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Remove the memory limit of a measurement, and keep timings short."""
+    """Keep timings short, and restore the memory limit that a measurement sets."""
     monkeypatch.setattr(trial_model, "_MIN_TIMED_SECONDS", 0.02)
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     yield
@@ -85,7 +83,9 @@ def _measure_briefly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 @pytest.mark.usefixtures("_measure_briefly")
-def test_each_part_is_measured(name: str, precision: str, mode: str, part: Part) -> None:
+def test_speed_and_memory_of_each_part_are_measured(
+    name: str, precision: str, mode: str, part: Part
+) -> None:
     device = select_device(name)
     case = tiny_case(mode=Mode(mode), part=part, device=name, precision=precision)
     model = build_trial_model(case, device=device)

@@ -1,4 +1,4 @@
-"""Trials in real child processes. ``odd_worker`` ends as the batch size tells it to."""
+"""Trials in real child processes. The batch size tells ``misbehaving_worker`` how to fail."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
-import odd_worker
+import misbehaving_worker
 import psutil
 import pytest
 from tiny_models import tiny_case
@@ -25,7 +25,7 @@ from finetune.errors import FinetuneError
 TINY = tiny_case()
 TRY_AND_HANG = """
 import sys
-from odd_worker import HANGS
+from misbehaving_worker import HANGS
 from finetune.batch_finder.results import Case
 from finetune.batch_finder.trials import TrialRunner, TrialServer
 from finetune.devices.cpu import CpuDevice
@@ -33,46 +33,46 @@ from finetune.config.modes import Mode
 
 case = Case("cpu", {}, 6, Mode("full"), 16)
 with (
-    TrialServer("odd_worker") as server,
+    TrialServer("misbehaving_worker") as server,
     TrialRunner(case, CpuDevice(), server, limit_bytes=None, timeout_seconds=600) as runner,
 ):
     runner.budget_bytes()
-    print("begun", flush=True)
+    print("started", flush=True)
     runner.run(HANGS)
 """
 
 
-def odd_runner(server: TrialServer, device: Device | None = None) -> TrialRunner:
+def misbehaving_runner(server: TrialServer, device: Device | None = None) -> TrialRunner:
     return TrialRunner(TINY, device or CpuDevice(), server, limit_bytes=None, timeout_seconds=30)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialServer]:
-    """Its children keep memory until the parent has measured it."""
-    looks, numbers = tmp_path_factory.mktemp("looks"), count()
+    """A server whose children keep memory until the parent has measured it."""
+    measurements_folder, numbers = tmp_path_factory.mktemp("measurements_folder"), count()
 
     def process_bytes(process_id: int) -> int:
         reserved_bytes = host.process_bytes(process_id)
-        (looks / str(next(numbers))).touch()
+        (measurements_folder / str(next(numbers))).touch()
         return reserved_bytes
 
-    with pytest.MonkeyPatch.context() as patch, TrialServer("odd_worker") as server:
+    with pytest.MonkeyPatch.context() as patch, TrialServer("misbehaving_worker") as server:
         patch.setattr(trials_module, "process_bytes", process_bytes)
-        patch.setenv(odd_worker.LOOKS, str(looks))
+        patch.setenv(misbehaving_worker.MEASUREMENTS, str(measurements_folder))
         yield server
 
 
 @pytest.fixture
 def runner(server: TrialServer) -> Iterator[TrialRunner]:
-    with odd_runner(server) as runner:
+    with misbehaving_runner(server) as runner:
         yield runner
 
 
 @pytest.fixture
 def no_fork(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRunner]:
-    """Runs trials as on a system where forks are not safe."""
-    monkeypatch.setenv(odd_worker.NO_FORK, "1")
-    with TrialServer("odd_worker") as server, odd_runner(server) as runner:
+    """A runner on a system where forks are not safe."""
+    monkeypatch.setenv(misbehaving_worker.NO_FORK, "1")
+    with TrialServer("misbehaving_worker") as server, misbehaving_runner(server) as runner:
         yield runner
 
 
@@ -84,39 +84,43 @@ def children() -> list[int]:
     ("size", "status", "reason"),
     [
         (7, "fits", ""),
-        (odd_worker.KNOWS_NO_PEAK, "fits", ""),
-        (odd_worker.BUDGET_BYTES, "too_big", "it used more than 0.1 GiB"),
-        (odd_worker.KILLED, "too_big", "SIGKILL, which the system does when memory"),
-        (odd_worker.SEGFAULT, "failed", "the process was killed by SIGSEGV"),
-        (odd_worker.ABORTED, "failed", "SIGABRT: -[MTLDebugDevice newBuffer]: failed assertion"),
-        (odd_worker.EXITS, "failed", "ended with exit code 1: the library gave up"),
-        (odd_worker.FAILS, "failed", "ValueError: no such thing"),
-        (odd_worker.NO_MEMORY, "too_big", "RuntimeError: can't allocate"),
-        (odd_worker.ABORTED_FOR_MEMORY, "too_big", "SIGABRT: terminate called after"),
-        (odd_worker.GROWS, "too_big", "it used more than 0.1 GiB"),
+        (misbehaving_worker.HAS_NO_PEAK, "fits", ""),
+        (misbehaving_worker.BUDGET_BYTES, "too_big", "it used more than 0.1 GiB"),
+        (misbehaving_worker.KILLED, "too_big", "SIGKILL, which the system does when memory"),
+        (misbehaving_worker.SEGFAULT, "failed", "the process was killed by SIGSEGV"),
+        (
+            misbehaving_worker.ABORTED,
+            "failed",
+            "SIGABRT: -[MTLDebugDevice newBuffer]: failed assertion",
+        ),
+        (misbehaving_worker.EXITS, "failed", "ended with exit code 1: the library gave up"),
+        (misbehaving_worker.FAILS, "failed", "ValueError: no such thing"),
+        (misbehaving_worker.NO_MEMORY, "too_big", "RuntimeError: can't allocate"),
+        (misbehaving_worker.ABORTED_FOR_MEMORY, "too_big", "SIGABRT: terminate called after"),
+        (misbehaving_worker.GROWS, "too_big", "it used more than 0.1 GiB"),
     ],
 )
-def test_a_trial_reports_how_it_ended(
+def test_trial_reports_its_outcome(
     runner: TrialRunner, size: int, status: str, reason: str
 ) -> None:
     trial = runner.run(size)
     assert (trial.status, trial.batch_size) == (status, size)
     assert reason in trial.reason
     assert trial.seconds > 0
-    if size == odd_worker.KNOWS_NO_PEAK:
+    if size == misbehaving_worker.HAS_NO_PEAK:
         assert trial.peak_bytes == pytest.approx(40 * 2**20, rel=0.5)
     elif status == "fits":
         assert trial.peak_bytes == 1000 * size
 
 
 @pytest.mark.parametrize("name", ["runner", "no_fork"])
-def test_a_child_is_used_again_until_it_fails_or_a_new_one_is_wanted(
+def test_child_is_reused_until_it_fails_or_a_new_process_is_requested(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     runner: TrialRunner = request.getfixturevalue(name)
     first, second = (runner.run(size).examples_per_second for size in (1, 2))
     assert first == second
-    failed = runner.run(odd_worker.ABORTED)
+    failed = runner.run(misbehaving_worker.ABORTED)
     assert "was killed by SIGABRT: -[MTLDebugDevice newBuffer]" in failed.reason
     third = runner.run(3).examples_per_second
     fourth = runner.run(3, new_process=True).examples_per_second
@@ -125,26 +129,26 @@ def test_a_child_is_used_again_until_it_fails_or_a_new_one_is_wanted(
     assert not {first, third} & set(children())
 
 
-def test_a_server_that_is_killed_is_replaced(runner: TrialRunner) -> None:
+def test_killed_server_is_replaced(runner: TrialRunner) -> None:
     runner.budget_bytes()
     [server] = psutil.Process().children()
     server.kill()
-    trial = runner.run(odd_worker.HANGS)
+    trial = runner.run(misbehaving_worker.HANGS)
     assert (trial.status, "SIGKILL" in trial.reason) == ("too_big", True)
     assert runner.run(7).status == "fits"
 
 
-def test_a_process_that_can_not_start_is_reported() -> None:
+def test_server_that_cannot_start_is_reported() -> None:
     message = "ended with exit code 1: .*No module named no_such_module"
     with (
         TrialServer("no_such_module") as server,
-        odd_runner(server) as runner,
+        misbehaving_runner(server) as runner,
         pytest.raises(FinetuneError, match=message),
     ):
         runner.run(7)
 
 
-def test_a_child_that_hangs_is_ended_after_the_time_limit(
+def test_hanging_child_is_killed_after_the_time_limit(
     runner: TrialRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner.budget_bytes()
@@ -152,32 +156,30 @@ def test_a_child_that_hangs_is_ended_after_the_time_limit(
     assert child_id in children()
     clock = count(step=10.0)
     monkeypatch.setattr(trials_module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    trial = runner.run(odd_worker.HANGS)
+    trial = runner.run(misbehaving_worker.HANGS)
     assert child_id not in children()
     assert (trial.status, trial.reason) == ("timed_out", "the trial took longer than 30 s")
 
 
-def test_a_size_is_too_big_if_metal_only_writes_that_memory_did_not_suffice(
-    server: TrialServer,
-) -> None:
-    with odd_runner(server, device=MpsDevice(chip="Apple M2")) as runner:
-        trial = runner.run(odd_worker.SPEAKS_OF_MEMORY)
+def test_out_of_memory_message_from_metal_marks_a_size_as_too_big(server: TrialServer) -> None:
+    with misbehaving_runner(server, device=MpsDevice(chip="Apple M2")) as runner:
+        trial = runner.run(misbehaving_worker.PRINTS_OOM_MESSAGE)
         assert trial.status == "too_big"
         assert "Insufficient Memory" in trial.reason
         assert runner.run(7).status == "fits"
 
 
-def test_a_child_uses_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_uses_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
-    with TrialServer("odd_worker") as server, odd_runner(server) as runner:
+    with TrialServer("misbehaving_worker") as server, misbehaving_runner(server) as runner:
         runner.budget_bytes()
         assert psutil.Process(server.child_id).environ()["LOCAL_RANK"] == "1"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_child_does_not_outlive_its_parent(number: signal.Signals) -> None:
-    path = os.pathsep.join([str(Path(odd_worker.__file__).parent), os.getcwd()])
+def test_child_exits_with_its_parent(number: signal.Signals) -> None:
+    path = os.pathsep.join([str(Path(misbehaving_worker.__file__).parent), os.getcwd()])
     with subprocess.Popen(
         [sys.executable, "-c", TRY_AND_HANG],
         stdout=subprocess.PIPE,
@@ -186,7 +188,7 @@ def test_a_child_does_not_outlive_its_parent(number: signal.Signals) -> None:
         text=True,
     ) as parent:
         assert parent.stdout
-        assert parent.stdout.readline() == "begun\n"
+        assert parent.stdout.readline() == "started\n"
         processes = psutil.Process(parent.pid).children(recursive=True)
         assert len(processes) == 2
         parent.send_signal(number)
@@ -197,7 +199,7 @@ def test_a_child_does_not_outlive_its_parent(number: signal.Signals) -> None:
 
 
 @pytest.mark.slow
-def test_a_tiny_model_trains_within_its_limit_and_gets_no_memory_beyond() -> None:
+def test_tiny_model_trains_within_the_memory_limit_and_not_beyond() -> None:
     with (
         TrialServer() as server,
         TrialRunner(TINY, CpuDevice(), server, limit_bytes=3 * 2**29, timeout_seconds=60) as runner,

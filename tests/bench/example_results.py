@@ -1,4 +1,4 @@
-"""Example results of a bench on a CPU and a device that is faster with large batches."""
+"""Example benchmark results on a CPU and a device that is faster with large batches."""
 
 from finetune.bench import Phase
 from finetune.bench.results import BenchResults, Row

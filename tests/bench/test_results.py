@@ -6,7 +6,7 @@ from bench.example_results import a_row, example_results
 from finetune.bench.results import crossover_workload, tabulate
 
 
-def test_published_figures_are_next_to_the_figures_of_this_machine() -> None:
+def test_published_results_follow_the_results_of_this_machine() -> None:
     tables = tabulate(example_results())
     inference, published, _, others, _ = tables
     assert inference.columns[2:5] == ("rows timed", "cpu, ms per step", "cpu, rows/s")
@@ -30,9 +30,7 @@ def test_published_figures_are_next_to_the_figures_of_this_machine() -> None:
         ("A CPU", "Tesla T4, 14.6 GiB", ["A CPU"]),
     ],
 )
-def test_a_chip_without_published_figures_is_announced(
-    cpu: str, gpu: str, missing: list[str]
-) -> None:
+def test_chip_without_published_results_is_reported(cpu: str, gpu: str, missing: list[str]) -> None:
     rows = [
         a_row("training", "full, 512 tokens, batch 16", device, 8.0) for device in ("cpu", "gpu")
     ]
@@ -40,22 +38,22 @@ def test_a_chip_without_published_figures_is_announced(
     results = example_results()
     machine = {"cpu": cpu, "devices": {"cpu": "8 threads", "gpu": gpu}}
     _, published = tabulate(replace(results, machine=machine, rows=rows))
-    announced = [remark for remark in published.note.splitlines() if remark.startswith("nobody")]
-    assert announced == [
+    reported = [remark for remark in published.note.splitlines() if remark.startswith("nobody")]
+    assert reported == [
         f"nobody has published these workloads for {chip}: finetune bench --contribute prints rows "
         "to add"
         for chip in missing
     ]
 
 
-def test_the_rows_of_a_table_are_those_that_were_timed() -> None:
+def test_table_shows_the_number_of_rows_timed() -> None:
     row = replace(a_row("apple", "VGG16", "cpu", 4.0, note="slow"), rows=64, timed_rows=1)
     [table] = tabulate(replace(example_results(), rows=(row,)))
     assert table.rows[0][2] == "1"
     assert table.note.splitlines() == ["VGG16, training, cpu: slow"]
 
 
-def test_a_device_is_faster_from_where_no_larger_workload_is_slower() -> None:
+def test_crossover_is_the_first_workload_after_which_the_device_stays_faster() -> None:
     seconds = {"1": (1, 0.5), "2": (1, 2), "4": (1, 0.5), "8": (1, 0.5), "16": (1, 0.0)}
     rows = [
         a_row("mlp", name, device, duration)

@@ -1,4 +1,4 @@
-"""Timings on simulated devices with a speed, a memory and faults, and work that takes no time."""
+"""Timings on simulated devices, which have a speed, a memory limit and faults, but do no work."""
 
 from collections.abc import Callable
 
@@ -21,9 +21,9 @@ LIMITS = Limits(step_seconds=10.0, repeat_seconds=0.3, total_seconds=60.0)
 
 
 class SimulatedDevice(CpuDevice):
-    """A device with a time per row and a maximum number of rows.
+    """A device with seconds per row and a maximum number of rows.
 
-    Each of the first ``cold_steps`` steps takes twice as long as the next.
+    Each of the first ``cold_steps`` steps takes twice as long as the step after it.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class SimulatedDevice(CpuDevice):
         super().__init__()
         self.name, self.row_seconds, self.holds, self.fault = name, row_seconds, holds, fault
         self.rows = 0
-        self.memory.set_memory_limit = lambda _: None  # not the random state of the tests
+        self.memory.set_memory_limit = lambda _: None  # a limit would stay set for later tests
         self.cold_steps = cold_steps
 
     def time_calls(self, work: Callable[[], object], *, calls: int) -> float:
@@ -69,7 +69,7 @@ def timed(workload: Workload, device: SimulatedDevice, *, before: Row | None = N
     return row
 
 
-def test_steps_that_pay_for_new_kernels_are_not_timed() -> None:
+def test_warmup_steps_are_not_timed() -> None:
     device = SimulatedDevice(row_seconds=0.5, cold_steps=1)
     row = timed(a_workload(rows=8, min_rows=8), device)
     assert (row.seconds, row.rows_per_second) == ([4.0], 2.0)
@@ -82,7 +82,7 @@ def test_steps_that_pay_for_new_kernels_are_not_timed() -> None:
         (SimulatedDevice(row_seconds=0.01, holds=60), 50, "out of memory with 100 rows per step"),
     ],
 )
-def test_a_step_that_takes_too_long_or_does_not_fit_has_fewer_rows_and_the_row_says_so(
+def test_slow_or_oversized_steps_get_fewer_rows_and_a_note(
     device: SimulatedDevice, timed_rows: int, note: str
 ) -> None:
     row = timed(a_workload(rows=100), device)
@@ -90,7 +90,7 @@ def test_a_step_that_takes_too_long_or_does_not_fit_has_fewer_rows_and_the_row_s
     assert row.seconds == [timed_rows * device.row_seconds]
 
 
-def test_a_device_that_fails_leaves_a_row_that_says_so_and_its_earlier_timings() -> None:
+def test_failing_device_keeps_earlier_timings_and_adds_a_note() -> None:
     device = SimulatedDevice()
     first = timed(a_workload(), device)
     device.fault = NotImplementedError("aten::odd is not there\nmore")
@@ -101,7 +101,7 @@ def test_a_device_that_fails_leaves_a_row_that_says_so_and_its_earlier_timings()
     assert (row.timed_rows, row.rows_per_second, row.note) == (0, None, "MemoryError")
 
 
-def test_all_are_timed_once_and_then_in_turn_while_time_is_left() -> None:
+def test_all_workloads_are_timed_once_and_then_in_turn_until_time_is_up() -> None:
     workloads = [a_workload(name=name, min_rows=8) for name in ("a", "b")]
     fault = SimulatedDevice("odd", row_seconds=0.5, fault=MemoryError())
     devices = [SimulatedDevice(row_seconds=0.5), fault]

@@ -1,4 +1,4 @@
-"""The workloads, with a tiny BERT instead of BERT-base, on the CPU."""
+"""Benchmark workloads on the CPU, with a tiny BERT instead of BERT-base."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def tiny_bert(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("tiny_bert")
 @pytest.mark.parametrize("group", ["inference", "training"])
-def test_every_workload_on_texts_is_timed_on_the_cpu(group: str) -> None:
+def test_text_workloads_are_timed_on_the_cpu(group: str) -> None:
     for workload in workloads_of(group):
         [row] = timed(workload)
         assert (row.note, row.timed_rows) == ("", workload.rows), workload.name
@@ -56,7 +56,7 @@ def test_every_workload_on_texts_is_timed_on_the_cpu(group: str) -> None:
 
 @pytest.mark.usefixtures("tiny_bert")
 @pytest.mark.parametrize("mode", ["full", "classifier"])
-def test_the_articles_steps_change_what_its_mode_trains(
+def test_training_workload_updates_only_the_parameters_of_its_mode(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = bert_base()
@@ -71,7 +71,7 @@ def test_the_articles_steps_change_what_its_mode_trains(
     assert (mode == "full") == ("bert.pooler.dense.weight" in changed)
 
 
-def test_networks_have_the_parameters_of_the_published_ones() -> None:
+def test_networks_have_as_many_parameters_as_published() -> None:
     with torch.device("meta"):
         networks = {"ResNet-50": make_resnet50(), "VGG16": make_vgg16()} | {
             f"mlp times {scale}": make_mlp([*(scale * width for width in MLP_WIDTHS), 10])
@@ -90,7 +90,7 @@ def test_networks_have_the_parameters_of_the_published_ones() -> None:
     }
 
 
-def test_a_network_of_the_users_own_is_trained_and_evaluated_with_its_batch(
+def test_user_network_is_trained_and_evaluated_with_its_own_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own_network.py").write_text(

@@ -1,4 +1,4 @@
-"""``finetune label`` in a real browser: by keyboard and mouse, on a phone and a screen."""
+"""``finetune label`` in a real browser, by keyboard and mouse, in narrow and wide windows."""
 
 import csv
 import re
@@ -33,7 +33,7 @@ def no_features(columns: object) -> Any:
 
 @contextmanager
 def serving(journal: LabelJournal, read: Any = no_features) -> Iterator[str]:
-    """Serve a session, and yield the address of its page."""
+    """Serve a session, and yield the URL of its page."""
     session = LabelingSession(journal, read, command=lambda: f"finetune run {journal.table_path}")
     session.start()
     listener = bind("127.0.0.1", 0)
@@ -50,7 +50,7 @@ def serving(journal: LabelJournal, read: Any = no_features) -> Iterator[str]:
         session.stop()
 
 
-def journal_of(
+def make_journal(
     folder: Path, texts: Sequence[str], classes: Sequence[str] = (), *, multi: bool = False
 ) -> LabelJournal:
     return LabelJournal(folder / "texts.csv", LabelSource([[*texts]], Labels([*classes]), multi))
@@ -61,10 +61,10 @@ def wait_for(visit: "Visit", progress: str) -> None:
     visit.page.locator("body:not([data-busy])").wait_for()
 
 
-def test_texts_are_labeled_by_keyboard(
+def test_texts_can_be_labeled_by_keyboard(
     browser: "Browser", tmp_path: Path, tiny_folder: Path
 ) -> None:
-    journal = journal_of(tmp_path, TEXTS)
+    journal = make_journal(tmp_path, TEXTS)
     with serving(journal) as address:
         visit = browser.visit(address, width=400, scheme="dark")
         shown = visit.page.locator("#text .text")
@@ -114,10 +114,10 @@ def test_texts_are_labeled_by_keyboard(
     assert run.test.samples == tested > 0
 
 
-def test_keys_are_native_on_controls_and_shortcuts_elsewhere(
+def test_keys_act_on_focused_controls_and_are_shortcuts_elsewhere(
     browser: "Browser", tmp_path: Path
 ) -> None:
-    with serving(journal_of(tmp_path, TEXTS, ["good", "bad"])) as address:
+    with serving(make_journal(tmp_path, TEXTS, ["good", "bad"])) as address:
         visit = browser.visit(address)
         page = visit.page
         wait_for(visit, "^0 of")
@@ -152,8 +152,8 @@ def test_keys_are_native_on_controls_and_shortcuts_elsewhere(
         page.close()
 
 
-def test_several_labels_are_changed_one_by_one(browser: "Browser", tmp_path: Path) -> None:
-    journal = journal_of(tmp_path, TEXTS[:3], "abc", multi=True)
+def test_multi_label_labels_are_changed_one_by_one(browser: "Browser", tmp_path: Path) -> None:
+    journal = make_journal(tmp_path, TEXTS[:3], "abc", multi=True)
     with serving(journal) as address:
         visit = browser.visit(address)
         page = visit.page
@@ -168,7 +168,7 @@ def test_several_labels_are_changed_one_by_one(browser: "Browser", tmp_path: Pat
         assert sorted(journal.labels.rows.values()) == [(), ("a", "b")]
         page.get_by_role("button", name="Labeled texts", exact=True).click()
         page.locator("#search-class").select_option("a")
-        # The text without labels is shown until the answer to the search arrives.
+        # The text without labels is shown until the response to the search arrives.
         page.locator("article", has_text="none").wait_for(state="detached")
         page.locator("body:not([data-busy])").wait_for()
         page.get_by_role("button", name="Change", exact=True).click()
@@ -181,10 +181,10 @@ def test_several_labels_are_changed_one_by_one(browser: "Browser", tmp_path: Pat
         page.close()
 
 
-def test_classes_are_deleted_and_typing_errors_are_asked_about(
+def test_page_deletes_classes_and_warns_about_similar_names(
     browser: "Browser", tmp_path: Path
 ) -> None:
-    journal = journal_of(tmp_path, TEXTS, ["Housing", "bad"])
+    journal = make_journal(tmp_path, TEXTS, ["Housing", "bad"])
     with serving(journal) as address:
         visit, asked = browser.visit(address), list[str]()
         page = visit.page
@@ -212,10 +212,10 @@ def test_classes_are_deleted_and_typing_errors_are_asked_about(
 
 
 @pytest.mark.parametrize("is_accepted", [False, True])
-def test_a_tab_that_is_out_of_date_asks(
+def test_stale_tab_asks_before_it_overwrites_a_label(
     is_accepted: bool, browser: "Browser", tmp_path: Path
 ) -> None:
-    journal = journal_of(tmp_path, TEXTS, ["good", "bad"])
+    journal = make_journal(tmp_path, TEXTS, ["good", "bad"])
     with serving(journal) as address:
         first, second = browser.visit(address), browser.visit(address)
         wait_for(first, "^0 of")
@@ -241,13 +241,13 @@ def test_a_tab_that_is_out_of_date_asks(
         second.page.close()
 
 
-def test_a_failure_of_the_disk_is_shown(
+def test_disk_error_is_shown(
     browser: "Browser", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(path: Path, rows: Any) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    with serving(journal_of(tmp_path, TEXTS, ["good", "bad"])) as address:
+    with serving(make_journal(tmp_path, TEXTS, ["good", "bad"])) as address:
         visit = browser.visit(address)
         wait_for(visit, "^0 of")
         text = visit.page.locator("#text").inner_text()
@@ -262,14 +262,14 @@ def test_a_failure_of_the_disk_is_shown(
         visit.page.close()
 
 
-def test_contradictions_are_confirmed_or_changed(browser: "Browser", tmp_path: Path) -> None:
+def test_contradictions_can_be_confirmed_or_changed(browser: "Browser", tmp_path: Path) -> None:
     def read(columns: Any) -> Any:
         import numpy as np
 
         keys = [["good" in text, "bad" in text] for text in columns[0]]
         return np.array(keys, np.float32) + np.arange(len(keys))[:, None] * np.float32(1e-3)
 
-    journal = journal_of(tmp_path, TEXTS, ["good", "bad"])
+    journal = make_journal(tmp_path, TEXTS, ["good", "bad"])
     session = LabelingSession(journal)
     for row in range(20):
         is_right = row not in (3, 6, 9)
@@ -302,7 +302,7 @@ def test_contradictions_are_confirmed_or_changed(browser: "Browser", tmp_path: P
         page.close()
 
 
-def test_only_words_of_the_shown_text_are_marked(browser: "Browser", tmp_path: Path) -> None:
+def test_only_words_in_the_shown_text_are_highlighted(browser: "Browser", tmp_path: Path) -> None:
     path = tmp_path / "suspects.csv"
     lines = ["decision,split,row,label,suggested,loss,suggested_probability,text,words"]
     lines += [f",train,{n},bad,good,1.5,0.9,text {n} text,text -0.4|{n} -0.2" for n in range(1, 4)]
@@ -327,7 +327,7 @@ def test_only_words_of_the_shown_text_are_marked(browser: "Browser", tmp_path: P
         page.close()
 
 
-def test_suspects_are_decided(browser: "Browser", tmp_path: Path) -> None:
+def test_decisions_on_suspects_are_saved(browser: "Browser", tmp_path: Path) -> None:
     path = tmp_path / "suspects.csv"
     lines = ["decision,split,row,label,suggested,loss,suggested_probability,text"]
     lines += [f",train,{row},bad,good,1.5,0.9,text {row}" for row in range(1, 7)]

@@ -1,8 +1,8 @@
 """From unlabeled texts to an endpoint: label in a browser, train, evaluate and serve.
 
-The estimate of a model is compared with the truth: its accuracy on texts that nobody labeled. One
-order of the texts goes through a browser and the commands. Ten orders are labeled over HTTP, with
-features that are computed once.
+The estimated accuracy of a model is compared with its accuracy on the texts that were not labeled.
+One test labels in a browser and runs the commands. The other labels ten orders of the texts over
+HTTP, with features that are computed once.
 """
 
 import csv
@@ -98,7 +98,7 @@ CLASSES = sorted(TOPICS)
 
 
 def write_texts(count: int) -> list[tuple[str, str]]:
-    """Return distinct texts with their topics; a fifth has half of another topic's text."""
+    """Return distinct texts with their topics. 20% of the texts also mention a different topic."""
     source, texts = random.Random(0), dict[str, str]()
     while len(texts) < count:
         topic, other = source.sample(CLASSES, 2)
@@ -119,7 +119,7 @@ def pool() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def truth(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table of other texts with their topics."""
+    """A table of held-out texts with their topics."""
     path = tmp_path_factory.mktemp("truth") / "truth.csv"
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([("text", "label"), *write_texts(TEXTS + HELD_OUT)[TEXTS:]])
@@ -127,7 +127,7 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def label_over_http(order: Sequence[tuple[str, str]], folder: Path, read: ReadFeatures) -> Path:
-    """Label the texts that the server shows, and return the table of labels."""
+    """Label the texts that the server shows, and return the path of the labeled table."""
     source = LabelSource([[text for text, _ in order]], Labels(CLASSES), False)
     session = LabelingSession(LabelJournal(folder / "texts.txt", source), read)
     session._selection.features = session._features = read(source.texts)
@@ -142,7 +142,7 @@ def label_over_http(order: Sequence[tuple[str, str]], folder: Path, read: ReadFe
     return session.journal.table_path
 
 
-def test_estimates_are_within_their_interval_in_ten_orders(
+def test_true_accuracy_is_within_the_estimated_interval_in_ten_orders(
     pool: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     encode = TextEncoder(
@@ -156,13 +156,13 @@ def test_estimates_are_within_their_interval_in_ten_orders(
         folder = tmp_path / str(number)
         folder.mkdir()
         order = random.Random(number).sample(pool, TEXTS)
-        table = label_over_http(order, folder, lambda columns: features_of(known, columns[0]))
+        table = label_over_http(order, folder, lambda columns: look_up_features(known, columns[0]))
         loaded = load_data(DataConfig(data=str(table)))
         task, train = loaded.task, loaded.splits["train"]
         weights, groups = np.ones(len(train), np.float32), np.zeros(len(train), np.int64)
         labels = task.labels(train["label"])
         rows = LabeledFeatures(
-            features_of(known, train["text"].to_pylist()),
+            look_up_features(known, train["text"].to_pylist()),
             labels,
             weights,
             task.losses,
@@ -172,7 +172,7 @@ def test_estimates_are_within_their_interval_in_ten_orders(
         head = fit_linear_head(rows, inverse_regularization=DEFAULT_INVERSE_REGULARIZATION)
 
         def measure(names: Sequence[str], texts: Sequence[str]) -> Interval:
-            logits = head.logits(features_of(known, texts))  # noqa: B023
+            logits = head.logits(look_up_features(known, texts))  # noqa: B023
             return measure_first(task, logits, task.from_json([*names]))[1]  # noqa: B023
 
         test = loaded.splits["test"]
@@ -190,12 +190,12 @@ def test_estimates_are_within_their_interval_in_ten_orders(
     assert np.mean(estimates) == pytest.approx(np.mean(truths), abs=0.1)
 
 
-def features_of(known: Mapping[str, Any], texts: Sequence[str]) -> Any:
-    """Return features that were computed before: [texts, hidden]."""
+def look_up_features(known: Mapping[str, Any], texts: Sequence[str]) -> Any:
+    """Return precomputed features: [texts, hidden]."""
     return np.stack([known[text] for text in texts])
 
 
-def test_sixty_labels_in_a_browser_become_an_endpoint(
+def test_sixty_labels_in_a_browser_lead_to_a_served_model(
     pool: list[tuple[str, str]],
     truth: Path,
     browser: "Browser",

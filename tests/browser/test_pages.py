@@ -1,4 +1,4 @@
-"""The pages in a real browser: on a phone and a screen, in light, dark and print."""
+"""Pages in a real browser, in narrow and wide windows, in light and dark mode and printed."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from finetune.tasks.single import Single
 if TYPE_CHECKING:
     from browser.conftest import Browser
 
-# Starting a browser takes seconds, and so does axe-core on each page.
+# Starting a browser and running axe-core on a page both take seconds.
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 MARKUP, ARABIC = "<img src=x onerror=alert(1)></td> {{ 7 * 7 }}", "\u0645\u0631\u062d\u0628\u0627"
@@ -34,7 +34,7 @@ OPEN_ALL = "for (const one of document.querySelectorAll('details')) one.open = t
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report with all sections, whose texts and names are hostile and long."""
+    """A report with all sections, in which texts and names are long and contain markup."""
     folder = RunFolder(tmp_path_factory.mktemp("runs") / "a run")
     write_example_run(folder, text=HOSTILE, other=HOSTILE, column=HOSTILE)
     words = {"message": f"{HOSTILE} is odd", "remedy": "w" * 300}
@@ -55,7 +55,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["report", "bench"])
-def test_a_page_can_be_read_by_all_and_needs_nothing_else(
+def test_page_is_accessible_and_self_contained(
     name: str, browser: "Browser", request: pytest.FixtureRequest
 ) -> None:
     file = request.getfixturevalue(name)
@@ -71,7 +71,7 @@ def test_a_page_can_be_read_by_all_and_needs_nothing_else(
 
 
 @pytest.mark.parametrize(("classes", "name"), [(12, "a question about a delivery"), (40, "class")])
-def test_a_confusion_matrix_uses_the_window(
+def test_confusion_matrix_fits_the_window(
     classes: int, name: str, tmp_path: Path, browser: "Browser"
 ) -> None:
     folder, results = RunFolder(tmp_path / "run"), example_results()
@@ -89,7 +89,7 @@ def test_a_confusion_matrix_uses_the_window(
 
 
 @pytest.mark.parametrize("name", ["report", "bench"])
-def test_a_page_is_printed_dark_on_white_and_whole(
+def test_page_prints_dark_on_white(
     name: str, browser: "Browser", request: pytest.FixtureRequest
 ) -> None:
     visit = browser.visit(request.getfixturevalue(name), width=794, scheme="dark")
@@ -102,7 +102,7 @@ def test_a_page_is_printed_dark_on_white_and_whole(
     visit.page.close()
 
 
-def test_hostile_texts_are_shown_as_text(report: Path, browser: "Browser") -> None:
+def test_markup_in_texts_is_shown_as_text(report: Path, browser: "Browser") -> None:
     visit = browser.visit(report)
     visit.page.locator("summary").first.click()
     for place in ("#mistakes tbody td", "#classes tbody th", "#configuration td", "li .warning"):
@@ -112,7 +112,7 @@ def test_hostile_texts_are_shown_as_text(report: Path, browser: "Browser") -> No
     visit.page.close()
 
 
-def test_a_cell_leads_to_its_mistakes_and_back_by_keyboard(
+def test_confusion_matrix_cells_filter_mistakes_by_keyboard(
     report: Path, browser: "Browser"
 ) -> None:
     visit = browser.visit(report)

@@ -1,7 +1,7 @@
-"""Kills runs at random moments of their processor time and resumes them until they end.
+"""Kills runs at random points of their CPU time and resumes them until they finish.
 
-This program is the process from which runs are forked, so that they import nothing again:
-``kills.py MODEL FOLDER RUNS`` prints how many runs were killed and have the same result.
+``kills.py MODEL FOLDER RUNS`` prints the number of killed runs, and how many runs have the same
+result as an uninterrupted run. Runs are forked from this program, to import the package only once.
 """
 
 import json
@@ -27,7 +27,7 @@ OPTIONS: dict[str, Any] = {
     "logging_steps": 1,
     "save_steps": 2,
 }
-"""Two epochs of four steps: checkpoints after steps 2, 4, 6 and 8, the best after 4 and 8."""
+"""Two epochs of four steps. Checkpoints after steps 2, 4, 6 and 8, validations after 4 and 8."""
 
 
 def train(run: Path, model: Path) -> None:
@@ -39,10 +39,10 @@ def train(run: Path, model: Path) -> None:
 def train_in_a_child(
     run: Path, model: Path, *, killed_after_seconds: float = 0
 ) -> tuple[int, float]:
-    """Fork a process that trains and return its status and how much processor time it took.
+    """Fork a process that trains, and return its status and its CPU time in seconds.
 
-    After so much of it, unless that is 0, the kernel kills it by SIGPROF: where it is then depends
-    less on the machine's other work than after some time.
+    The kernel kills it with SIGPROF after ``killed_after_seconds`` of CPU time, unless that is 0.
+    CPU time depends less on the load of the machine than wall time.
     """
     child = os.fork()
     if child == 0:
@@ -61,7 +61,7 @@ def train_in_a_child(
 
 
 def result_of(run: Path) -> list[Any]:
-    """Return everything that must not depend on kills: not speed and memory."""
+    """Return everything except speed and memory, which may differ after a kill."""
     weights = (run / "model" / "model.safetensors").read_bytes()
     names = sorted(str(path.relative_to(run)) for path in run.rglob("*"))
     changing = {"examples_per_second", "memory_bytes", "reserved_bytes"}
@@ -70,11 +70,11 @@ def result_of(run: Path) -> list[Any]:
 
 
 def kill_runs(model: Path, folder: Path, *, runs: int) -> dict[str, int]:
-    """Kill each run once or twice at random moments, and resume it to its end."""
+    """Kill each run once or twice at random points, and resume it until it finishes."""
     lines = [f"what is {row}?,{('even', 'odd')[row % 2]}" for row in range(40)]
     (folder / "rows.csv").write_text("\n".join(["text,label", *lines]))
     torch.set_num_threads(1)
-    train(folder / "warm", model)  # before the first fork, because it is slow the first time
+    train(folder / "warm", model)  # before the first fork, because the first run is slow
     status, seconds = train_in_a_child(folder / "whole", model)
     assert status == 0
     expected, killed, same = result_of(folder / "whole"), 0, 0

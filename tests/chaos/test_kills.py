@@ -1,4 +1,4 @@
-"""Kills at random moments; ``KILLED_RUNS=N`` in the environment for another number of runs."""
+"""Kills at random points. The environment variable ``KILLED_RUNS=N`` sets the number of runs."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 
 @pytest.mark.slow
-def test_killed_runs_end_as_if_nothing_had_happened(tiny_folder: Path, tmp_path: Path) -> None:
+def test_killed_runs_resume_to_the_same_result(tiny_folder: Path, tmp_path: Path) -> None:
     program = Path(__file__).with_name("kills.py")
     runs = int(os.environ.get("KILLED_RUNS", "100"))
     arguments = [str(tiny_folder), str(tmp_path), str(runs)]

@@ -47,7 +47,7 @@ def test_figures_of_a_bench_are_printed_as_rows_to_contribute(
     command: Command, tmp_path: Path
 ) -> None:
     refused = command("bench", "--contribute", "--output-dir", tmp_path)
-    refused.assert_refused(2, str(tmp_path), "finetune bench")
+    refused.assert_rejected(2, str(tmp_path), "finetune bench")
     content = json.dumps(example_results(gpu="mps").to_json())
     (tmp_path / "bench.json").write_text(content)
     rows = yaml.safe_load(command("bench", "--contribute", "--output-dir", tmp_path).output)
@@ -62,7 +62,7 @@ def test_ctrl_c_keeps_what_was_measured(
 ) -> None:
     monkeypatch.setattr(workloads, "measure", be_stopped)
     outcome = command("bench", "mlp", "--device", "cpu", "--output-dir", tmp_path)
-    outcome.assert_refused(130, "stopped", str(tmp_path))
+    outcome.assert_rejected(130, "stopped", str(tmp_path))
     results = read_json(tmp_path / "bench.json")
     assert (results["is_complete"], len(results["rows"])) == (False, 1)
     assert "rows are missing" in (tmp_path / "bench.html").read_text()
@@ -82,9 +82,9 @@ def test_a_bench_that_is_stopped_does_not_replace_complete_results(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(workloads, "measure", stop_early)
-    command(*bench).assert_refused(130, "keeps the earlier results", "run the command again")
+    command(*bench).assert_rejected(130, "keeps the earlier results", "run the command again")
     assert [(tmp_path / name).read_bytes() for name in ("bench.json", "bench.html")] == before
-    command(*bench[:-1], tmp_path / "new").assert_refused(130, "was stopped early")
+    command(*bench[:-1], tmp_path / "new").assert_rejected(130, "was stopped early")
     assert (tmp_path / "new" / "bench.json").is_file() == bool(rows)
 
 

@@ -58,7 +58,7 @@ def test_what_a_run_reads_is_not_what_it_overwrites(
     for folder in (run, tmp_path / "link"):
         options = {"--model": tiny_folder, "--output-dir": folder, option: run / name}
         words = [str(word) for pair in options.items() for word in pair]
-        command("run", *words, "--overwrite").assert_refused(2, "is in the folder to replace")
+        command("run", *words, "--overwrite").assert_rejected(2, "is in the folder to replace")
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -88,12 +88,12 @@ def test_predictions_go_to_a_new_file_unless_told(
     assert command(*predict, output).code == 0
     assert table.read_text() == "Who wrote Faust?\n"
     planted = write(tmp_path, f"x.{suffix}")
-    command(*predict, output).assert_refused(2, "already exists", "--overwrite")
+    command(*predict, output).assert_rejected(2, "already exists", "--overwrite")
     assert_kept(planted)
     assert command(*predict, output, "--overwrite").code == 0
     assert "Who wrote" in output.read_text()
     (tmp_path / f"hard.{suffix}").hardlink_to(table)
     for path in (tmp_path / f"hard.{suffix}", finished_run / "predictions.jsonl"):
         before = path.read_bytes()
-        command(*predict, path, "--overwrite").assert_refused(2, "another")
+        command(*predict, path, "--overwrite").assert_rejected(2, "another")
         assert path.read_bytes() == before

@@ -106,9 +106,9 @@ def test_rows_appended_to_the_data_are_noticed_and_named(
     try:
         words = (f"changed since the run started: {table}", "the train split", "the test split")
         refused = command("evaluate", kept_table_run / "run", "--device", "cpu")
-        refused.assert_refused(3, *words, "RUN FILE")
+        refused.assert_rejected(3, *words, "RUN FILE")
         resumed = command("run", "--resume-from-checkpoint", stopped)
-        resumed.assert_refused(3, *words[:1], "the test split", "start a new run")
+        resumed.assert_rejected(3, *words[:1], "the test split", "start a new run")
         scores = finetune.evaluate(kept_table_run / "run", data=table, device="cpu").scores
         assert scores.samples == 120
     finally:
@@ -142,8 +142,8 @@ def test_the_device_may_be_set_by_the_environment(
 ) -> None:
     name, *texts = command_and_texts
     monkeypatch.setenv("FINETUNE_DEVICE", "gpu")
-    command(name, finished_run, *texts).assert_refused(2, "FINETUNE_DEVICE", "gpu")
+    command(name, finished_run, *texts).assert_rejected(2, "FINETUNE_DEVICE", "gpu")
     pretend(LINUX, monkeypatch)
     monkeypatch.setenv("FINETUNE_DEVICE", "mps")
-    command(name, finished_run, *texts).assert_refused(4, "MPS")
+    command(name, finished_run, *texts).assert_rejected(4, "MPS")
     assert command(name, finished_run, *texts, "--device", "cpu").code == 0

@@ -63,7 +63,7 @@ def test_without_the_extra_an_error_names_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     done = command("export", "onnx", finished_run)
-    done.assert_refused(2, "onnxscript", "pip install onnx")
+    done.assert_rejected(2, "onnxscript", "pip install onnx")
     assert not (finished_run / "onnx").exists()
 
 
@@ -163,5 +163,5 @@ def test_a_bundle_that_predicts_other_labels_is_not_written(
     wrong.write_text(code.replace("logits.argmax()", "logits.argmin()"), encoding="utf-8")
     monkeypatch.setattr(export, "CLASSIFY_FILE", wrong)
     done = command("export", "bundle", finished_run, "--output-dir", tmp_path / "bundle")
-    done.assert_refused(1, "does not predict like the model of the run", "100.0% of the labels")
+    done.assert_rejected(1, "does not predict like the model of the run", "100.0% of the labels")
     assert not (tmp_path / "bundle").exists()

@@ -129,7 +129,7 @@ def test_nothing_that_fits_is_exit_code_5(
 ) -> None:
     runner.machine = SimulatedMachine(capacity_share=0.001)
     outcome = find_batch("--max-length", "16", "--limit", "1")
-    outcome.assert_refused(5, "not even a batch of one example", "--max-length", "--memory")
+    outcome.assert_rejected(5, "not even a batch of one example", "--max-length", "--memory")
     assert "batch 1: too big" in outcome.errors
     assert not (tmp_path / "found").exists()
 

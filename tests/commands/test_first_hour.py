@@ -105,7 +105,7 @@ def test_a_table_is_read_and_tokenized_once_and_its_problems_are_reported_once(
 def test_two_columns_that_may_be_the_label_are_asked_for(
     typed: tuple[str, ...], command: Command, two_labels: Path
 ) -> None:
-    command(*typed, two_labels).assert_refused(2, "'priority'", "'team'", "--label-column")
+    command(*typed, two_labels).assert_rejected(2, "'priority'", "'team'", "--label-column")
     assert not Path("runs").exists()
 
 
@@ -120,17 +120,17 @@ def test_a_configuration_is_told_from_data(command: Command, mails: Path) -> Non
         outcome = command("config", "show", file, "--json")
         found = {one["option"]: one["value"] for one in json.loads(outcome.output)["options"]}
         assert found[option] == value
-    command("run", "texts.yaml").assert_refused(
+    command("run", "texts.yaml").assert_rejected(
         2, "texts.yaml has no sections", "write them as CSV"
     )
     outcome = command("run", "mine.yaml", "--config", "offline")
-    outcome.assert_refused(2, "mine.yaml and --config offline")
+    outcome.assert_rejected(2, "mine.yaml and --config offline")
 
 
 def test_the_latest_run_is_the_newest_that_has_finished(
     command: Command, finished_run: Path
 ) -> None:
-    command("report", "latest").assert_refused(2, "no finished run in")
+    command("report", "latest").assert_rejected(2, "no finished run in")
     older, newer = (copy_run(finished_run, Path("runs") / name) for name in ("b", "a"))
     (newer / "all_results.json").touch()
     begun = Path("runs/c")
@@ -173,7 +173,7 @@ def test_folds_are_listed_and_skipped_by_latest(command: Command, finished_run: 
     assert errors.splitlines()[:2] == [skipped, f"latest: {run}"]
     shutil.rmtree(run)
     outcome = command("predict", "latest", "Who?")
-    outcome.assert_refused(
+    outcome.assert_rejected(
         2, f"nearly all rows with finetune run {folds}/fold-1/config.yaml --test-fraction 0.02"
     )
 

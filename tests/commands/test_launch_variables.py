@@ -26,7 +26,7 @@ def test_wrong_ranks_are_rejected(
 ) -> None:
     for variable, number in {**LAUNCH, name: value}.items():
         monkeypatch.setenv(variable, number)
-    command("evaluate", finished_run).assert_refused(2, f"{name}={value}")
+    command("evaluate", finished_run).assert_rejected(2, f"{name}={value}")
 
 
 def test_other_commands_are_rejected_in_several_processes(finished_run: Path) -> None:

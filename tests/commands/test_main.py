@@ -68,7 +68,7 @@ def test_an_unexpected_error_asks_for_a_report(
     command: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("finetune.commands.predict.load", lambda *_, **__: 1 / 0)
-    command("predict", finished_run, "text").assert_refused(1, "ZeroDivisionError", "--debug")
+    command("predict", finished_run, "text").assert_rejected(1, "ZeroDivisionError", "--debug")
 
 
 def test_debug_adds_the_traceback_and_keeps_the_exit_code() -> None:

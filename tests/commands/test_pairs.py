@@ -63,13 +63,13 @@ def test_pairs_are_predicted_from_a_table_and_from_arguments(
     unknown = write_pairs(tmp_path / "unknown.csv", names=("one", "two"))
     named = ("--text-column", "one", "--text-pair-column", "two")
     assert command("predict", run, "--data", unknown, *named).output.count("\n") == len(PAIRS) + 1
-    command("predict", run, "--data", unknown).assert_refused(3, "pairs", "--text-pair-column")
+    command("predict", run, "--data", unknown).assert_rejected(3, "pairs", "--text-pair-column")
 
 
 def test_a_model_of_pairs_takes_no_single_text_nor_another_a_pair(
     run: Path, finished_run: Path, command: Command
 ) -> None:
-    command("predict", run, "who").assert_refused(2, "pairs", "'who'", "--text-pair")
-    command("predict", run, "who", "what", "--text-pair", "where").assert_refused(2, "--text-pair")
+    command("predict", run, "who").assert_rejected(2, "pairs", "'who'", "--text-pair")
+    command("predict", run, "who", "what", "--text-pair", "where").assert_rejected(2, "--text-pair")
     with pytest.raises(UsageError, match="single texts"):
         finetune.predict(finished_run, [("who", "what")], device="cpu")

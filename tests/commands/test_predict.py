@@ -158,9 +158,9 @@ def test_an_argument_that_looks_like_a_file_is_one(
     outcome = command("predict", finished_run, *arguments, "--device=cpu")
     assert outcome.code == code
     assert words in outcome.output + outcome.errors
-    command("predict", finished_run, "a.csv", "b.csv").assert_refused(2, "several files")
+    command("predict", finished_run, "a.csv", "b.csv").assert_rejected(2, "several files")
     type_in(b"")
-    command("predict", finished_run).assert_refused(3, "standard input", "no text")
+    command("predict", finished_run).assert_rejected(3, "standard input", "no text")
 
 
 def test_a_blank_line_or_argument_keeps_its_row(
@@ -258,7 +258,7 @@ def test_the_text_column_can_be_named_and_lines_can_be_asked_for(
     lines = predicted_texts(command("predict", finished_run, "--json", "--data", table, "--lines"))
     assert lines == table.read_text().splitlines()
     outcome = command("predict", finished_run, "--data", table, "--text-column", "qestion")
-    outcome.assert_refused(3, "qestion", "question")
+    outcome.assert_rejected(3, "qestion", "question")
 
 
 def test_all_scores_are_the_probabilities_of_all_classes(
@@ -296,7 +296,7 @@ def test_texts_without_a_prediction_have_no_label(
     assert command(*arguments, "--output", tmp_path / "rows.jsonl").code == 0
     assert [row["label"] for row in read_jsonl(tmp_path / "rows.jsonl")] == [None] * 3
     refused = command(*arguments, "--target-precision=0.9", "--output", tmp_path / "none.csv")
-    refused.assert_refused(2, "--min-confidence")
+    refused.assert_rejected(2, "--min-confidence")
     assert not list(tmp_path.glob("none*"))
 
 

@@ -75,15 +75,15 @@ def test_a_public_repository_takes_a_run_only_if_that_is_wanted(
 ) -> None:
     assert command("push", finished_run, NAME, "--public").code == 0
     assert hub.private == set()
-    command("push", finished_run, NAME).assert_refused(2, "public", "--public")
+    command("push", finished_run, NAME).assert_rejected(2, "public", "--public")
     assert len(hub.messages) == 1
 
 
 def test_the_texts_of_private_data_stay_here_unless_allowed(
     hub: HubServer, private_run: Path, command: Command
 ) -> None:
-    command("push", private_run, NAME).assert_refused(2, "private", "--without-report")
-    command("push", private_run, NAME, "--dry-run").assert_refused(2, "--allow-private-data")
+    command("push", private_run, NAME).assert_rejected(2, "private", "--without-report")
+    command("push", private_run, NAME, "--dry-run").assert_rejected(2, "--allow-private-data")
     assert hub.requests == []
     assert command("push", private_run, NAME, "--without-report").code == 0
     pushed = hub.folders["models"][NAME]
@@ -104,17 +104,17 @@ def test_what_keeps_a_run_from_the_hub_is_said_without_the_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     push = ("push", finished_run, NAME)
-    command("push", finished_run, "questions").assert_refused(2, "OWNER/NAME")
+    command("push", finished_run, "questions").assert_rejected(2, "OWNER/NAME")
     (private_run / "all_results.json").unlink()
-    command("push", private_run, NAME).assert_refused(2, "has not finished")
+    command("push", private_run, NAME).assert_rejected(2, "has not finished")
     hub.failures.read_only.add(NAME)
     refused = command(*push, "--debug")
     assert refused.code == 2
     assert all(word in refused.errors for word in (NAME, "You don't have the rights", "OWNER"))
     assert "s3cret" not in refused.errors
     hub.failures.down = True
-    command(*push).assert_refused(6, NAME)
+    command(*push).assert_rejected(6, NAME)
     hub.failures.down = False
     monkeypatch.delenv("HF_TOKEN")
-    command(*push).assert_refused(2, "hf auth login", "HF_TOKEN")
+    command(*push).assert_rejected(2, "hf auth login", "HF_TOKEN")
     assert hub.messages == []

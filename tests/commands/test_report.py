@@ -34,11 +34,11 @@ def test_page_and_card_of_a_run_that_was_moved_are_made_anew(
 def test_a_run_that_has_not_finished_has_no_report(
     command: Command, moved_run: Path, tmp_path: Path
 ) -> None:
-    command("report", tmp_path).assert_refused(2, "not a run folder")
+    command("report", tmp_path).assert_rejected(2, "not a run folder")
     with RunFolder(moved_run).lock():
-        command("report", moved_run).assert_refused(2, "another process")
+        command("report", moved_run).assert_rejected(2, "another process")
     (moved_run / "all_results.json").unlink()
-    command("report", moved_run).assert_refused(2, "all_results.json")
+    command("report", moved_run).assert_rejected(2, "all_results.json")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_dry_run_reports_what_the_run_does_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     options = {"train_layers": 1, "num_train_epochs": 1.5}
     dry_run = ("run", "--dry-run", "--model", tiny_folder, *flags(**options))
-    command(*dry_run, "--output-dir", tiny_folder).assert_refused(2, str(tiny_folder))
+    command(*dry_run, "--output-dir", tiny_folder).assert_rejected(2, str(tiny_folder))
     outcome = command(*dry_run, "--json")
     assert outcome.code == 0, outcome.errors
     facts = json.loads(outcome.output)
@@ -101,7 +101,7 @@ def test_without_a_network_the_default_run_says_so_and_offers_a_way(
         monkeypatch.setenv(proxy, CLOSED)
     close_session()  # so that the next request reads the proxies
     with hub_client(endpoint=CLOSED, home=tmp_path / "home"):
-        command("run").assert_refused(6, "TREC is not in the cache", "--data questions")
+        command("run").assert_rejected(6, "TREC is not in the cache", "--data questions")
     assert not (tmp_path / "runs").exists()
 
 

@@ -63,10 +63,10 @@ def test_a_signal_has_its_exit_code_and_the_way_on_at_every_stage(
     send_at(stage, number, monkeypatch)
     stopped = command("run", "--model", tiny_folder, "--output-dir", run, *options, *mode)
     if stage in ("loading", "encoding", "frozen pass"):
-        stopped.assert_refused(CODES[number], "nothing was saved yet")
+        stopped.assert_rejected(CODES[number], "nothing was saved yet")
         assert not run.exists()
         return
-    stopped.assert_refused(CODES[number], f"finetune run --resume-from-checkpoint {run}")
+    stopped.assert_rejected(CODES[number], f"finetune run --resume-from-checkpoint {run}")
     if stage == "first step":
         assert "stopped after step 1 of 4" in stopped.errors
     assert RunFolder(run).can_resume
@@ -79,9 +79,9 @@ def test_a_second_signal_while_a_checkpoint_is_written_leaves_a_run_to_resume(
     run = tmp_path / "run"
     arguments = ("run", "--model", tiny_folder, "--output-dir", run, *flags(max_train_samples=32))
     send_at("validation", signal.SIGTERM, monkeypatch)
-    command(*arguments).assert_refused(143, "stopped after step 2 of 4")
+    command(*arguments).assert_rejected(143, "stopped after step 2 of 4")
     send_at("saving", signal.SIGHUP, monkeypatch, times=2)
     saves = ("--save-strategy=steps", "--save-steps=1")
-    command("run", "--resume-from-checkpoint", run, *saves).assert_refused(129, str(run))
+    command("run", "--resume-from-checkpoint", run, *saves).assert_rejected(129, str(run))
     finetune.run(resume_from_checkpoint=run)
     assert unfinished_files(run) == []

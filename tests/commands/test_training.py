@@ -149,7 +149,7 @@ def test_the_command_shows_each_seed_and_replaces_what_may_be_overwritten(
     shutil.copytree(folder / "seed-42", folder / "mine")
     options = flags(max_train_samples=16, num_train_epochs=1, max_length=8)
     arguments = ["run", "--seeds", 2, "--model", tiny_folder, "--output-dir", folder, *options]
-    command(*arguments, "--dry-run").assert_refused(2, "--dry-run")
+    command(*arguments, "--dry-run").assert_rejected(2, "--dry-run")
     outcome = command(*arguments, "--overwrite")
     assert outcome.code == 0, outcome.errors
     lines = [line.split() for line in outcome.output.splitlines()]

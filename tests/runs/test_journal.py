@@ -100,7 +100,7 @@ def test_a_missing_package_is_named_before_anything_is_loaded(
 ) -> None:
     monkeypatch.setattr(accelerate_tracking, "_available_trackers", [])
     wanted = ["--report-to", "trackio", "--model", "none", "--output-dir", tmp_path / "r"]
-    command("run", *flags(), *wanted).assert_refused(2, "pip install trackio")
+    command("run", *flags(), *wanted).assert_rejected(2, "pip install trackio")
     assert not (tmp_path / "r").exists()
 
 

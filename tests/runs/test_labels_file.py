@@ -55,7 +55,9 @@ def test_a_table_without_random_rows_is_no_estimate(
     words = " ".join(outcome.output.split())
     assert "All rows were chosen because they are hard" in words
     assert "folds" not in words
-    command("evaluate", tmp_path / "run", chosen).assert_refused(3, "0 rows of", "label more texts")
+    command("evaluate", tmp_path / "run", chosen).assert_rejected(
+        3, "0 rows of", "label more texts"
+    )
 
 
 def test_folds_test_only_the_random_rows(

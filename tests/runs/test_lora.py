@@ -25,7 +25,7 @@ def test_the_adapter_is_pushed_alone_if_that_is_wanted(
     pushed = command("push", run, "ada/demo", "--dry-run", "--adapter").output
     assert "adapter_model.safetensors" in pushed
     assert " model.safetensors" not in pushed
-    command("push", finished_run, "ada/demo", "--dry-run", "--adapter").assert_refused(
+    command("push", finished_run, "ada/demo", "--dry-run", "--adapter").assert_rejected(
         2, "no weights", "drop --adapter"
     )
 
@@ -36,4 +36,4 @@ def test_without_peft_a_line_says_what_to_install(
     monkeypatch.setattr(lora, "is_installed", lambda: False)
     common = ("--data", "questions", "--model", tiny_folder, "--output-dir", tmp_path / "run")
 
-    command("run", *common, "--lora-rank", "8").assert_refused(2, "pip install peft")
+    command("run", *common, "--lora-rank", "8").assert_rejected(2, "pip install peft")

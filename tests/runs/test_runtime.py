@@ -111,7 +111,7 @@ def test_commands_have_the_same_results_in_onnxruntime(exported: Path, command: 
     )
     assert [one.label for one in torch] == [one.label for one in onnx]
     assert onnx[0].probability == pytest.approx(torch[0].probability, abs=1e-4)
-    command("predict", exported, "a text", "--runtime", "onnx", "--device", "mps").assert_refused(
+    command("predict", exported, "a text", "--runtime", "onnx", "--device", "mps").assert_rejected(
         2, "--runtime onnx only uses the CPU"
     )
 

@@ -545,7 +545,7 @@ def test_another_host_needs_a_token_and_names(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    command("serve", finished_run, "--port", "0", *arguments).assert_refused(2, *words)
+    command("serve", finished_run, "--port", "0", *arguments).assert_rejected(2, *words)
 
 
 @pytest.mark.slow

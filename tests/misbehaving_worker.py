@@ -1,4 +1,4 @@
-"""A worker without PyTorch whose batch size determines how it ends; run with ``python -m``."""
+"""A worker without PyTorch. The batch size selects how it fails. Run it with ``python -m``."""
 
 import os
 import signal
@@ -9,11 +9,11 @@ from finetune.batch_finder import trials
 from finetune.events import Trial
 
 KILLED, ABORTED, ABORTED_FOR_MEMORY, SEGFAULT, HANGS, FAILS, NO_MEMORY, EXITS = range(101, 109)
-GROWS, SPEAKS_OF_MEMORY, KNOWS_NO_PEAK = range(109, 112)
+GROWS, PRINTS_OOM_MESSAGE, HAS_NO_PEAK = range(109, 112)
 BUDGET_BYTES = 64 * 2**20
-# Variable with the folder in which the parent leaves a file after it measures a child.
-LOOKS = "LOOKS_AT_MEMORY"
-# Variable that is set where forks are not safe.
+# Environment variable: the folder in which the parent creates a file per measurement of a child.
+MEASUREMENTS = "MEMORY_MEASUREMENTS"
+# Environment variable that simulates a system where forks are not safe.
 NO_FORK = "NO_FORK"
 
 METAL_TEXT = (
@@ -24,40 +24,40 @@ METAL_TEXT = (
 
 
 def hold(size_bytes: int) -> bytearray:
-    """Return memory whose pages were written to, after the parent has measured it twice.
+    """Allocate memory, write to its pages, and return it after the parent has measured it twice.
 
     The first measurement may have started before the memory was allocated.
     """
     held = bytearray(size_bytes)
     held[::4096] = b"1" * len(held[::4096])
-    if looks := os.environ.get(LOOKS):
-        before = len(os.listdir(looks))
-        while len(os.listdir(looks)) < before + 2:
+    if folder := os.environ.get(MEASUREMENTS):
+        before = len(os.listdir(folder))
+        while len(os.listdir(folder)) < before + 2:
             time.sleep(0.01)
     return held
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     sys.stderr.write(text)
     sys.stderr.flush()
 
 
-def kill_itself(number: signal.Signals) -> None:
+def kill_this_process(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
     time.sleep(60)
 
 
 def train(size: int) -> Trial:
     if size == KILLED:
-        kill_itself(signal.SIGKILL)
+        kill_this_process(signal.SIGKILL)
     if size == ABORTED:
-        complain("-[MTLDebugDevice newBuffer]: failed assertion\n")
-        kill_itself(signal.SIGABRT)
+        print_error("-[MTLDebugDevice newBuffer]: failed assertion\n")
+        kill_this_process(signal.SIGABRT)
     if size == ABORTED_FOR_MEMORY:
-        complain("terminate called after throwing an instance of 'std::bad_alloc'\n")
-        kill_itself(signal.SIGABRT)
+        print_error("terminate called after throwing an instance of 'std::bad_alloc'\n")
+        kill_this_process(signal.SIGABRT)
     if size == SEGFAULT:
-        kill_itself(signal.SIGSEGV)
+        kill_this_process(signal.SIGSEGV)
     if size == HANGS:
         time.sleep(600)
     if size == FAILS:
@@ -68,12 +68,12 @@ def train(size: int) -> Trial:
         sys.exit("the library gave up")
     if size == GROWS:
         hold(3 * BUDGET_BYTES)
-    if size == KNOWS_NO_PEAK:
+    if size == HAS_NO_PEAK:
         hold(30 * 2**20)
-    if size == SPEAKS_OF_MEMORY:
-        complain(METAL_TEXT)
+    if size == PRINTS_OOM_MESSAGE:
+        print_error(METAL_TEXT)
     sys.stdout.write("a library's chatter on standard output\n")
-    peak_bytes = None if size == KNOWS_NO_PEAK else 1000 * size
+    peak_bytes = None if size == HAS_NO_PEAK else 1000 * size
     return Trial(size, "fits", peak_bytes, examples_per_second=float(os.getpid()))
 
 
