@@ -26,7 +26,8 @@ M: millions of parameters. tokens: maximum tokens per text. all, last 2 and head
 while these layers train on 32 texts of 128 tokens in fp32; find-batch measures real memory.
 default for: what finetune run chooses for a table in one of these languages, with few rows (at most
 {MAX_ROWS_PER_CLASS} per class on average) or many. Without a table, it is {Config().model.model}.
-minilm is sentence-transformers/all-MiniLM-L6-v2, which the extra offline installs. The accuracy of
+minilm is sentence-transformers/all-MiniLM-L6-v2, which the offline extra installs; without it, it
+is downloaded. The accuracy of
 the others, fine-tuned, was not measured in this project. --json lists the sources."""
 
 

@@ -288,7 +288,8 @@ def _as_texts(texts: Sequence[str], pairs: Sequence[str]) -> Texts:
 @flags.options_of(evaluate, only=READING)
 @click.option("--lines", is_flag=True, help="Read each line of a table as a text.")
 @flags.output_file_option(
-    "Write the table with predictions to this file; a suffix such as .csv or .xlsx sets its format."
+    "Write the table with predictions to this file; a suffix such as .csv, .txt or .xlsx sets its "
+    "format."
 )
 @flags.options_of(predict)
 @flags.with_display

