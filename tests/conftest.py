@@ -15,7 +15,7 @@ import slipcover
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from held import Start
+    from blocking import Start
     from tiny_runs import Command
 
 # Libraries read these variables on import, so they are set before the test modules are imported.
@@ -122,7 +122,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> "Command":
 @pytest.fixture
 def start(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Start]":
     """Return a function that starts a program and kills it at the end of the test."""
-    from held import end
+    from blocking import end
 
     started: list[subprocess.Popen[str]] = []
 

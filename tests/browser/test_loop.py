@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
-from held import FINETUNE, Start
+from blocking import FINETUNE, Start
 from starlette.testclient import TestClient
 
 from finetune.config.schema import Config, DataConfig, change_options

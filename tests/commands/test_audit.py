@@ -1,4 +1,4 @@
-"""``finetune data audit``: its files, its JSON, and corrections from its files."""
+"""``finetune data audit``, its files and JSON output, and corrections from these files."""
 
 import csv
 import json
@@ -27,7 +27,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_an_audit_writes_its_files_and_corrections_come_back(
+def test_audit_writes_files_and_applies_corrections_from_them(
     table: Path, tiny_folder: Path, command: Command
 ) -> None:
     model = ["--model", str(tiny_folder)]
@@ -59,19 +59,19 @@ def test_an_audit_writes_its_files_and_corrections_come_back(
     corrected = [str(table), *model, "--corrections", str(suspects)]
     assert "1 rows dropped" in command("data", "check", *corrected).errors
 
-    # The next audit lists other rows, and its file has the decisions too.
+    # The next audit lists different rows, and its file contains the earlier decisions.
     again = json.loads(command("data", "audit", *corrected, "--json").output)
     assert again["folder"] == f"{found['folder']}-2"
     assert not {str(row["row"]) for row in again["suspects"]} & decisions.keys()
     with (Path(again["folder"]) / "suspects.csv").open(newline="") as file:
         decided = {row["row"]: row["decision"] for row in csv.DictReader(file) if row["decision"]}
     assert {row: decision.lower() for row, decision in decisions.items()} == decided
-    refused = command("data", "audit", *corrected, "--output-dir", found["folder"])
-    assert refused.code == 2
-    assert "has decisions" in refused.errors
+    rejected = command("data", "audit", *corrected, "--output-dir", found["folder"])
+    assert rejected.code == 2
+    assert "has decisions" in rejected.errors
 
 
-def test_a_table_without_labels_is_audited_without_them(
+def test_audit_of_unlabeled_texts_finds_only_duplicates(
     table: Path, tiny_folder: Path, command: Command
 ) -> None:
     texts = table.with_name("texts.csv")
@@ -82,7 +82,7 @@ def test_a_table_without_labels_is_audited_without_them(
     assert len(found["near_duplicates"]) >= 15
 
 
-def test_a_table_without_near_duplicates_is_audited(
+def test_audit_runs_on_a_table_without_near_duplicates(
     table: Path, tiny_folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Random weights give all texts similar features.

@@ -1,4 +1,4 @@
-"""``finetune bench``: one real measurement, the others without a child process."""
+"""``finetune bench``. One test measures, the others use recorded timings."""
 
 import json
 from collections.abc import Iterator
@@ -25,12 +25,12 @@ def time_all(*_: Any, **__: Any) -> Iterator[list[Row]]:
     yield ROWS[:3]
 
 
-def be_stopped(*_: Any, **__: Any) -> Iterator[list[Row]]:
+def stop_with_ctrl_c(*_: Any, **__: Any) -> Iterator[list[Row]]:
     yield [ROWS[0]]
     raise KeyboardInterrupt
 
 
-def test_a_bench_writes_files_and_says_how_long_it_takes(
+def test_bench_prints_tables_and_writes_json_and_html(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workloads, "measure", time_all)
@@ -43,11 +43,9 @@ def test_a_bench_writes_files_and_says_how_long_it_takes(
     assert (tmp_path / "b" / "bench.html").read_text().startswith("<!doctype html>")
 
 
-def test_figures_of_a_bench_are_printed_as_rows_to_contribute(
-    command: Command, tmp_path: Path
-) -> None:
-    refused = command("bench", "--contribute", "--output-dir", tmp_path)
-    refused.assert_rejected(2, str(tmp_path), "finetune bench")
+def test_contribute_prints_results_as_yaml_rows(command: Command, tmp_path: Path) -> None:
+    rejected = command("bench", "--contribute", "--output-dir", tmp_path)
+    rejected.assert_rejected(2, str(tmp_path), "finetune bench")
     content = json.dumps(example_results(gpu="mps").to_json())
     (tmp_path / "bench.json").write_text(content)
     rows = yaml.safe_load(command("bench", "--contribute", "--output-dir", tmp_path).output)
@@ -57,10 +55,10 @@ def test_figures_of_a_bench_are_printed_as_rows_to_contribute(
     assert len(rows) == 5
 
 
-def test_ctrl_c_keeps_what_was_measured(
+def test_ctrl_c_keeps_finished_measurements(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workloads, "measure", be_stopped)
+    monkeypatch.setattr(workloads, "measure", stop_with_ctrl_c)
     outcome = command("bench", "mlp", "--device", "cpu", "--output-dir", tmp_path)
     outcome.assert_rejected(130, "stopped", str(tmp_path))
     results = read_json(tmp_path / "bench.json")
@@ -69,7 +67,7 @@ def test_ctrl_c_keeps_what_was_measured(
 
 
 @pytest.mark.parametrize("rows", [0, 1])
-def test_a_bench_that_is_stopped_does_not_replace_complete_results(
+def test_interrupted_bench_keeps_earlier_complete_results(
     rows: int, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = ("bench", "mlp", "--device", "cpu", "--output-dir", tmp_path)
@@ -89,7 +87,7 @@ def test_a_bench_that_is_stopped_does_not_replace_complete_results(
 
 
 @pytest.mark.slow
-def test_a_real_bench_goes_on_after_a_failure(tmp_path: Path) -> None:
+def test_bench_continues_after_a_failure(tmp_path: Path) -> None:
     (tmp_path / "own_networks.py").write_text(
         "import torch\n"
         "class Fragile(torch.nn.Linear):\n"

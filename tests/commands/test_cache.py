@@ -1,4 +1,4 @@
-"""``finetune cache``, and the options of a run for the cache."""
+"""``finetune cache`` and ``finetune cache clear``."""
 
 import json
 from pathlib import Path
@@ -9,24 +9,26 @@ from finetune.files import SCHEMA_VERSION, WRITTEN_BY, write_cache_json
 from finetune.model.tensor_store import TensorStore
 
 
-def keep(cache: Path, key: str = "a" * 64, *, rows: int = 1234) -> int:
-    """Keep some features as a run does; return the size of their entry."""
+def store_features(cache: Path, key: str = "a" * 64, *, rows: int = 1234) -> int:
+    """Store features as a run does, and return the size of the entry in bytes."""
     store = TensorStore(cache / "features", limit_bytes=2**30)
     store.keep(store.create(key, (rows, 32)), key)
     return (cache / "features" / f"{key}.features").stat().st_size
 
 
-def lines_of(output: str) -> list[str]:
+def normalized_lines(output: str) -> list[str]:
     return [" ".join(line.split()) for line in output.splitlines() if line]
 
 
-def test_the_size_is_shown_and_all_is_deleted(command: Command, tmp_path: Path) -> None:
-    size_bytes = keep(tmp_path, rows=40_000)
+def test_cache_prints_its_size_and_clear_deletes_all_entries(
+    command: Command, tmp_path: Path
+) -> None:
+    size_bytes = store_features(tmp_path, rows=40_000)
     files = [tmp_path / "batches" / "a.json", tmp_path / "precision" / "b.json"]
     for file in files:
         write_cache_json(file, WRITTEN_BY)
     place = ("--cache-dir", tmp_path)
-    lines = lines_of(command("cache", *place).output)
+    lines = normalized_lines(command("cache", *place).output)
     folder = tmp_path / "features"
     assert lines == [
         f"4.9 MiB in {folder}: features of 1 splits",
@@ -37,9 +39,11 @@ def test_the_size_is_shown_and_all_is_deleted(command: Command, tmp_path: Path) 
     assert found == {
         "schema_version": SCHEMA_VERSION, "folder": str(folder), "size_bytes": size_bytes, **counts,
     }  # fmt: skip
-    assert lines_of(command("cache", "clear", *place).output) == [f"deleted {one}" for one in lines]
+    assert normalized_lines(command("cache", "clear", *place).output) == [
+        f"deleted {one}" for one in lines
+    ]
     assert list(folder.iterdir()) == []
     assert not any(file.exists() for file in files)
-    keep(tmp_path, rows=40_000)
+    store_features(tmp_path, rows=40_000)
     cleared = json.loads(command("cache", *place, "clear", "--json").output)
     assert cleared["freed_bytes"] == size_bytes

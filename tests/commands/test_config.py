@@ -7,7 +7,7 @@ from finetune.config.load import presets_folder
 from finetune.files import SCHEMA_VERSION
 
 
-def test_show_tells_each_value_and_its_origin_also_as_json(
+def test_show_prints_each_value_with_its_origin(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FINETUNE_BATCH_SIZE", "7")
@@ -30,7 +30,7 @@ def test_show_tells_each_value_and_its_origin_also_as_json(
     )
 
 
-def test_ls_lists_every_preset_with_its_purpose(command: Command) -> None:
+def test_ls_lists_each_preset_with_its_description(command: Command) -> None:
     listed = command("config", "ls").output.splitlines()
     assert dict(line.strip().split(maxsplit=1) for line in listed) == {
         path.stem: path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")

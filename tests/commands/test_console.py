@@ -8,7 +8,7 @@ from rich.console import Console
 from finetune.commands.console import LITERAL, View, showing
 from finetune.events import Advance, Event, Info, Stage, Step, Validation, WarningMessage
 
-COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
+COLOR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
 
 
 def step(number: int, *, total: int = 14_000) -> Step:
@@ -31,7 +31,7 @@ def show_all(*, is_quiet: bool = False) -> None:
             emit(event)
 
 
-def test_elsewhere_than_on_a_terminal_events_are_plain_lines_on_standard_error(
+def test_events_are_plain_lines_on_stderr_without_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_COLOR")
@@ -48,13 +48,13 @@ def test_elsewhere_than_on_a_terminal_events_are_plain_lines_on_standard_error(
     ]
 
 
-def test_quiet_shows_warnings_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_shows_only_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     show_all(is_quiet=True)
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["warning"] * 2
 
 
-def test_a_terminal_shows_a_moving_line_and_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_a_progress_bar_and_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR")
     lines, shown = view(has_bar=True, force_terminal=True)
     with lines.bar:
@@ -63,7 +63,7 @@ def test_a_terminal_shows_a_moving_line_and_colours(monkeypatch: pytest.MonkeyPa
     assert "5/20" in shown.getvalue()
     assert "loss 1.500" in shown.getvalue()
     assert "step 5/20" not in shown.getvalue()
-    assert COLOUR.search(shown.getvalue())
+    assert COLOR.search(shown.getvalue())
 
 
 def view(*, has_bar: bool = False, **options: Any) -> tuple[View, io.StringIO]:
@@ -72,7 +72,7 @@ def view(*, has_bar: bool = False, **options: Any) -> tuple[View, io.StringIO]:
 
 
 @pytest.mark.parametrize(("epochs", "steps_per_epoch", "max_lines"), [(100, 23, 10), (6, 50, 16)])
-def test_a_pipe_gets_few_lines_whatever_the_number_of_epochs(
+def test_pipe_gets_few_lines_for_any_number_of_epochs(
     epochs: int, steps_per_epoch: int, max_lines: int
 ) -> None:
     total = epochs * steps_per_epoch

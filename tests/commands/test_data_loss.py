@@ -1,4 +1,4 @@
-"""Commands whose output is a folder with files of other programs: these files stay unchanged."""
+"""Commands that write to a folder keep the files of other programs in it."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ from finetune.errors import InterruptionError
 from finetune.events import Step
 
 
-def test_overwriting_a_run_keeps_and_names_what_was_put_into_it(
+def test_overwriting_a_run_keeps_and_lists_user_files(
     command: Command, finished_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(finished_run, tmp_path / "run")
@@ -26,7 +26,7 @@ def test_overwriting_a_run_keeps_and_names_what_was_put_into_it(
     assert finetune.predict(run, ["Who?"], device="cpu")
 
 
-def test_resuming_and_finishing_keep_what_is_beside_the_checkpoints(
+def test_resuming_a_run_keeps_user_files_next_to_checkpoints(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -48,7 +48,7 @@ def test_resuming_and_finishing_keep_what_is_beside_the_checkpoints(
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml", "model"])
-def test_what_a_run_reads_is_not_what_it_overwrites(
+def test_overwrite_is_rejected_if_the_run_reads_from_its_output_folder(
     name: str, command: Command, finished_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(finished_run, tmp_path / "run")
@@ -62,7 +62,7 @@ def test_what_a_run_reads_is_not_what_it_overwrites(
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_clearing_the_cache_keeps_what_is_no_entry(command: Command, tmp_path: Path) -> None:
+def test_clearing_the_cache_keeps_user_files(command: Command, tmp_path: Path) -> None:
     features = tmp_path / "cache" / "features"
     names = ("a.json", "b.partial/notes.json", f"{'a' * 64}/notes.json", f"{'b' * 64}/x.txt")
     planted = write(features, *names, f"{'d' * 64}.features/x")
@@ -79,7 +79,7 @@ def test_clearing_the_cache_keeps_what_is_no_entry(command: Command, tmp_path: P
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_predictions_go_to_a_new_file_unless_told(
+def test_predict_does_not_replace_an_existing_file_without_overwrite(
     suffix: str, command: Command, finished_run: Path, tmp_path: Path
 ) -> None:
     table, output = tmp_path / f"x.{suffix}.partial", tmp_path / f"x.{suffix}"

@@ -14,7 +14,7 @@ from finetune.training.precision import has_parity
 PARITY = ("doctor", "--parity", "--device", "cpu", "--batch-size", "7")
 
 
-def test_each_line_begins_with_a_status_and_each_remedy_follows_its_finding(
+def test_each_line_starts_with_a_status_and_remedies_follow_findings(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(MACHINES["Rosetta"], monkeypatch)
@@ -35,7 +35,7 @@ def test_each_line_begins_with_a_status_and_each_remedy_follows_its_finding(
 @pytest.mark.parametrize(
     ("name", "device", "code"), [("M4 Max", "mps", 0), ("M4 Max", "cuda", 4), ("Rosetta", "mps", 4)]
 )
-def test_the_exit_code_is_4_where_the_device_does_not_work_and_else_0(
+def test_exit_code_is_4_if_the_device_does_not_work(
     name: str, device: str, code: int, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(MACHINES[name], monkeypatch)
@@ -43,25 +43,25 @@ def test_the_exit_code_is_4_where_the_device_does_not_work_and_else_0(
     assert (outcome.code, outcome.errors) == (code, "")
     statuses = {check["name"]: check["status"] for check in json.loads(outcome.output)["checks"]}
     assert statuses["device"] == ("failure" if code else "ok")
-    monkeypatch.setenv("FINETUNE_DEVICE", device)  # which finetune run would use
+    monkeypatch.setenv("FINETUNE_DEVICE", device)  # finetune run reads this variable
     assert command("doctor").code == code
 
 
 @pytest.fixture
 def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the name of a function that returns a module that MPS can't run, and a batch."""
-    (tmp_path / "modules_of_a_user.py").write_text(
+    """Return the name of a function that returns a batch and a module that MPS can't run."""
+    (tmp_path / "user_modules.py").write_text(
         "import torch\n"
         "class Mode(torch.nn.Module):\n"
         "    def forward(self, rows): return rows.mode().values.double()\n"
         "def make(): return Mode(), {'rows': torch.ones(2, 3)}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "modules_of_a_user", raising=False)
-    return "modules_of_a_user:make"
+    monkeypatch.delitem(sys.modules, "user_modules", raising=False)
+    return "user_modules:make"
 
 
-def test_a_missing_operator_is_named_and_fails(command: Command, factory: str) -> None:
+def test_missing_operator_is_reported_and_fails(command: Command, factory: str) -> None:
     outcome = command("doctor", "--ops", "--model", factory)
     assert outcome.code == 1
     [mode] = [line for line in outcome.output.splitlines() if line.startswith("aten::mode ")]
@@ -77,7 +77,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_parity_tells_parts_and_keeps_the_result(command: Command, tiny_folder: Path) -> None:
+def test_parity_reports_each_part_and_caches_the_result(
+    command: Command, tiny_folder: Path
+) -> None:
     outcome = command(*PARITY, "--model", tiny_folder, "--precision", "bf16")
     assert outcome.code == 0, outcome.errors
     assert "in bf16 with the CPU in fp32" in outcome.errors
@@ -90,7 +92,7 @@ def test_parity_tells_parts_and_keeps_the_result(command: Command, tiny_folder: 
 
 
 @pytest.mark.usefixtures("cache")
-def test_parity_that_fails_says_where(
+def test_failed_parity_reports_the_difference(
     command: Command, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = Difference("logits", "8 x 64 tokens", error=0.5, tolerance=0.04)

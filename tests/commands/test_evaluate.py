@@ -1,4 +1,4 @@
-"""``finetune evaluate``, as a function and as a command."""
+"""``finetune.evaluate`` and ``finetune evaluate``."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from finetune.runs.folder import open_run_folder
 
 
 @pytest.mark.parametrize("name", ["test", "train"])
-def test_a_file_called_like_a_split_is_other_data(
+def test_folder_with_the_name_of_a_split_is_read_as_new_data(
     name: str, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     texts = load_split(open_run_folder(finished_run), "train")["text"].to_pylist()[:3]
@@ -45,7 +45,7 @@ class ErrorRate(evaluate.Metric):
 """
 
 
-def test_a_metric_of_the_library_evaluate_is_computed_too(
+def test_metric_from_the_evaluate_library_is_computed(
     finished_run: Path, tmp_path: Path, command: Command
 ) -> None:
     (tmp_path / "error_rate").mkdir()
@@ -56,7 +56,7 @@ def test_a_metric_of_the_library_evaluate_is_computed_too(
     assert outcome.code == 0, outcome.errors
     found = json.loads(outcome.output)
     assert found["evaluate_error_rate"] == pytest.approx(1 - found["accuracy"])
-    # Other evaluations do not compute it.
+    # Later evaluations don't compute it.
     assert "evaluate_error_rate" not in finetune.evaluate(finished_run, device="cpu").to_json()
     with pytest.raises(UsageError, match="evaluate_metric"):
         finetune.evaluate(finished_run, device="cpu", evaluate_metric=str(tmp_path / "missing"))
@@ -77,7 +77,7 @@ def made_up_rows(count: int) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def kept_table_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """A run on ``rows.csv`` next to it, and an interrupted copy of the run."""
+    """The folder of ``rows.csv`` and of a run on it."""
     folder = tmp_path_factory.mktemp("table")
     data = write_rows(folder / "rows.csv", made_up_rows(90))
     run_tiny(folder / "run", model=tiny_folder, data=str(data), max_steps=3, save_strategy="epoch")
@@ -89,7 +89,7 @@ def table_run(kept_table_run: Path) -> Path:
     return kept_table_run / "run"
 
 
-def test_rows_appended_to_the_data_are_noticed_and_named(
+def test_evaluate_and_resume_reject_data_with_appended_rows(
     kept_table_run: Path, tiny_folder: Path, command: Command
 ) -> None:
     table = kept_table_run / "rows.csv"
@@ -105,8 +105,8 @@ def test_rows_appended_to_the_data_are_noticed_and_named(
         file.writelines(f"how is the food {n},person\n" for n in range(30))
     try:
         words = (f"changed since the run started: {table}", "the train split", "the test split")
-        refused = command("evaluate", kept_table_run / "run", "--device", "cpu")
-        refused.assert_rejected(3, *words, "RUN FILE")
+        rejected = command("evaluate", kept_table_run / "run", "--device", "cpu")
+        rejected.assert_rejected(3, *words, "RUN FILE")
         resumed = command("run", "--resume-from-checkpoint", stopped)
         resumed.assert_rejected(3, *words[:1], "the test split", "start a new run")
         scores = finetune.evaluate(kept_table_run / "run", data=table, device="cpu").scores
@@ -117,7 +117,7 @@ def test_rows_appended_to_the_data_are_noticed_and_named(
     assert command("run", "--resume-from-checkpoint", stopped).code == 0
 
 
-def test_rows_that_were_in_training_are_counted_and_left_out(
+def test_training_rows_are_counted_and_excluded(
     table_run: Path, tmp_path: Path, command: Command
 ) -> None:
     new = [(f"where is it {n}", CLASSES[n % 3]) for n in range(9)]
@@ -134,7 +134,7 @@ def test_rows_that_were_in_training_are_counted_and_left_out(
 
 
 @pytest.mark.parametrize("command_and_texts", [["evaluate"], ["predict", "Who?"]])
-def test_the_device_may_be_set_by_the_environment(
+def test_device_can_be_set_by_an_environment_variable(
     command_and_texts: list[str],
     command: Command,
     finished_run: Path,

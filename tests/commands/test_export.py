@@ -1,4 +1,4 @@
-"""Whole exports of a run."""
+"""``finetune export`` on real runs."""
 
 import json
 import re
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.slow
-def test_an_export_answers_as_the_run_and_its_int8_file_is_compared(
+def test_onnx_model_predicts_like_the_run_and_int8_is_verified(
     command: "Command", finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnxruntime", reason="needs the extra onnx")
@@ -40,7 +40,7 @@ def test_an_export_answers_as_the_run_and_its_int8_file_is_compared(
 
 
 @pytest.mark.slow
-def test_an_int8_model_that_is_less_accurate_is_not_written(
+def test_less_accurate_int8_model_is_not_written(
     command: "Command", finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnxruntime", reason="needs the extra onnx")
@@ -58,7 +58,7 @@ def test_an_int8_model_that_is_less_accurate_is_not_written(
     assert "model_quantized.onnx" not in names
 
 
-def test_without_the_extra_an_error_names_it(
+def test_missing_extra_is_reported_with_its_install_command(
     command: "Command", finished_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
@@ -69,7 +69,7 @@ def test_without_the_extra_an_error_names_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("label", "windows"), [("score", True), ("several", False)])
-def test_what_an_export_leaves_to_its_user_is_said(
+def test_export_reports_steps_that_the_user_must_implement(
     label: str,
     windows: bool,
     command: "Command",
@@ -93,7 +93,7 @@ def test_what_an_export_leaves_to_its_user_is_said(
     assert float(shown[0]) < 1e-4 < float(shown[1])  # also if the values are small
 
 
-def labels_of(kind: str, number: int) -> dict[str, Any]:
+def make_labels(kind: str, number: int) -> dict[str, Any]:
     match kind:
         case "score":
             return {"label": number * 1e-5}
@@ -106,11 +106,11 @@ def labels_of(kind: str, number: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["score", "several", "pair", "no labels"])
-def test_a_bundle_predicts_as_the_run_without_its_packages(
+def test_bundle_predicts_like_the_run_without_its_packages(
     kind: str, command: "Command", tiny_folder: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("onnxruntime", reason="needs the extra onnx")
-    rows = [{"text": f"is it {n} ?", **labels_of(kind, n)} for n in range(60)]
+    rows = [{"text": f"is it {n} ?", **make_labels(kind, n)} for n in range(60)]
     options: dict[str, Any] = {"num_train_epochs": 1}
     if kind == "score":
         options |= {"long_texts": "windows", "max_length": 10, "stride": 2}
@@ -152,7 +152,7 @@ def test_a_bundle_predicts_as_the_run_without_its_packages(
 
 
 @pytest.mark.slow
-def test_a_bundle_that_predicts_other_labels_is_not_written(
+def test_bundle_that_predicts_different_labels_is_not_written(
     command: "Command", finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnxruntime", reason="needs the extra onnx")

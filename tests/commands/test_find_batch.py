@@ -1,4 +1,4 @@
-"""``finetune find-batch``, as a function and as a command."""
+"""``finetune.find_batch`` and ``finetune find-batch``."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from finetune.events import Event, Info, Trial
 from finetune.training import precision as precision_module
 
 __all__ = ["runner"]
-# A text of 15 tokens: two special tokens, who, wrote, eight times the, name, and two digits.
+# Up to 15 tokens: two special tokens, who, wrote, the (up to 8 times), name, and two digits.
 TEXTS = [f"who wrote {'the ' * (number % 9)}name {number}" for number in range(60)]
 
 
@@ -42,7 +42,7 @@ def search(**options: Any) -> tuple[Result, ...]:
         ({"train_layers": 2, "lora_rank": 4}, ["lora-last-2"]),
     ],
 )
-def test_where_no_option_names_a_mode_all_and_the_head_are_looked_at(
+def test_find_batch_searches_full_lora_and_head_by_default(
     options: Mapping[str, Any], modes: list[str], runner: SimulatedRunner, tiny_folder: Path
 ) -> None:
     results = search(model=tiny_folder, limit=3, **options)
@@ -53,23 +53,23 @@ def test_where_no_option_names_a_mode_all_and_the_head_are_looked_at(
     assert [one.largest for one in results] == [3] * len(modes)
 
 
-def test_the_search_ends_at_the_rows_of_the_data_and_takes_their_longest_text(
+def test_search_is_limited_to_the_training_rows_and_uses_the_longest_text(
     runner: SimulatedRunner, tiny_folder: Path, table: Path
 ) -> None:
     emitted: list[Event] = []
     [result, *_] = finetune.find_batch(
         model=tiny_folder, data=table, device="cpu", fresh=True, emit=emitted.append
     ).results
-    # Of 60 rows, 6 are held out for testing; a tenth is too few for validation.
+    # 6 of 60 rows are held out for testing. 10% would be too few for validation.
     assert (result.largest, result.padded_length) == (54, 15)
     assert Info(f"the longest text of {table} has 15 tokens") in emitted
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_the_search_computes_in_the_precision_of_a_run(
+def test_search_uses_the_precision_of_a_run(
     precision: Any, runner: SimulatedRunner, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
-    choice = AutoTunedOption("precision", precision, "ms", {}, "a test says so")
+    choice = AutoTunedOption("precision", precision, "ms", {}, "set by a test")
     monkeypatch.setattr(precision_module, "choose_precision", lambda *_, **__: choice)
     results = search(model=tiny_folder, limit=1)
     assert {case.precision for case in runner.cases} == {precision}
@@ -79,21 +79,21 @@ def test_the_search_computes_in_the_precision_of_a_run(
     assert all(line.split()[place] == precision for line in lines[:3])
 
 
-def test_the_layer_of_mean_pooling_counts_once(runner: SimulatedRunner, tiny_folder: Path) -> None:
+def test_mean_pooling_layer_is_counted_once(runner: SimulatedRunner, tiny_folder: Path) -> None:
     search(model=tiny_folder, limit=1, pooling="mean")
     assert {case.architecture["num_hidden_layers"] for case in runner.cases} == {4}
 
 
-def test_the_sizes_of_another_mac_are_estimated(tiny_folder: Path) -> None:
+def test_sizes_for_another_mac_are_estimated(tiny_folder: Path) -> None:
     options: dict[str, Any] = {"freeze_core": True, "feature_cache": False}
     [result] = finetune.find_batch(machine="m3-8gb", model=tiny_folder, **options).results
     assert (result.machine, result.device, result.padded_length) == ("m3-8gb", "mps", 64)
-    assert 0 < result.largest <= 5452  # the training rows of TREC
+    assert 0 < result.largest <= 5452  # TREC training rows
 
 
 @pytest.fixture
 def find_batch(command: Command, tiny_folder: Path, tmp_path: Path) -> Command:
-    """A base M1 with 8 GB did not fit two examples when all of BERT-base trained."""
+    """Return a function that runs the command with a tiny model on the CPU."""
 
     def find(*arguments: str | Path) -> Outcome:
         return command(
@@ -105,9 +105,7 @@ def find_batch(command: Command, tiny_folder: Path, tmp_path: Path) -> Command:
 
 
 @pytest.mark.slow
-def test_a_real_search_shows_a_table_and_keeps_its_results(
-    find_batch: Command, tmp_path: Path
-) -> None:
+def test_search_prints_a_table_and_caches_its_results(find_batch: Command, tmp_path: Path) -> None:
     outcome = find_batch(
         "--train-layers", "1", "--no-feature-cache", "--max-length", "16", "--limit", "2"
     )
@@ -124,7 +122,7 @@ def test_a_real_search_shows_a_table_and_keeps_its_results(
     assert len(list((tmp_path / "cache" / "batches").iterdir())) == 1
 
 
-def test_nothing_that_fits_is_exit_code_5(
+def test_exit_code_is_5_if_no_batch_fits(
     runner: SimulatedRunner, find_batch: Command, tmp_path: Path
 ) -> None:
     runner.machine = SimulatedMachine(capacity_share=0.001)
@@ -146,9 +144,7 @@ ESTIMATE = Result(
 )  # fmt: skip
 
 
-def test_the_tables_of_a_search_and_of_estimates_have_notes(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_tables_of_searches_and_estimates_have_notes(capsys: pytest.CaptureFixture[str]) -> None:
     full = replace(RESULT, mode="full", stores_features=False, features_batch_size=None,
                    first_failed=None, predicted_largest=2000, largest=1234)  # fmt: skip
     show_batches(FoundBatches((RESULT, full)), folder="runs/found")

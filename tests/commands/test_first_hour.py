@@ -1,4 +1,4 @@
-"""From a table to predictions, with as little typing as possible."""
+"""From a table to predictions with short commands."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from finetune.tokenization.encode import encode_texts
 
 @pytest.fixture(autouse=True)
 def mails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a table of mails into the current folder."""
+    """Write a table of emails to the working directory."""
     monkeypatch.chdir(tmp_path)
     lines = [f"the river {number} is long,{('good', 'bad')[number % 2]}" for number in range(60)]
     file = Path("mails.csv")
@@ -28,14 +28,14 @@ def mails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def two_labels() -> Path:
-    """Write a table with two columns that might be the label."""
+    """Write a table with two possible label columns."""
     lines = [f"the mail {number},{number % 3},{'ab'[number % 2]}" for number in range(30)]
     file = Path("two.csv")
     file.write_text("\n".join(["body,priority,team", *lines]), encoding="utf-8")
     return file
 
 
-def test_a_table_a_run_and_its_name_are_all_that_is_typed(
+def test_run_and_predict_need_only_a_table_and_latest(
     command: Command, mails: Path, tiny_folder: Path
 ) -> None:
     options = ("--model", tiny_folder, "--device", "cpu", "--max-steps", "1", "--quiet")
@@ -56,7 +56,7 @@ def test_a_table_a_run_and_its_name_are_all_that_is_typed(
     assert {one["option"]: one["value"] for one in shown}["max_steps"] == 1
 
 
-def test_what_is_guessed_of_a_table_is_shown(command: Command, mails: Path) -> None:
+def test_config_show_reports_guesses_about_a_table(command: Command, mails: Path) -> None:
     outcome = command("config", "show", mails, "--model", "minilm")
     lines = [line.split() for line in outcome.output.splitlines()]
     assert ["label_column", "verdict", "guess"] in lines
@@ -67,7 +67,7 @@ def test_what_is_guessed_of_a_table_is_shown(command: Command, mails: Path) -> N
 @pytest.mark.parametrize(
     "typed", ["run", "run --dry-run", "sweep space.yaml", "data check", "data audit"]
 )
-def test_a_table_is_read_and_tokenized_once_and_its_problems_are_reported_once(
+def test_table_is_read_and_tokenized_once_and_problems_are_reported_once(
     typed: str, command: Command, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [f"the river {number},{'ab'[number % 2]}" for number in range(60)]
@@ -82,7 +82,7 @@ def test_a_table_is_read_and_tokenized_once_and_its_problems_are_reported_once(
     assert outcome.code == 0, outcome.errors
     read.assert_called_once()
     columns = [call.args[1] for call in tokenized.mock_calls]
-    # Explanations read lists of changed texts.
+    # Explanations tokenize lists of changed texts.
     texts = [
         text for column in columns if not isinstance(column, list) for text in column.to_pylist()
     ]
@@ -102,14 +102,14 @@ def test_a_table_is_read_and_tokenized_once_and_its_problems_are_reported_once(
 
 
 @pytest.mark.parametrize("typed", [("run",), ("init",), ("data", "check"), ("config", "show")])
-def test_two_columns_that_may_be_the_label_are_asked_for(
+def test_ambiguous_label_columns_raise_an_error_that_lists_them(
     typed: tuple[str, ...], command: Command, two_labels: Path
 ) -> None:
     command(*typed, two_labels).assert_rejected(2, "'priority'", "'team'", "--label-column")
     assert not Path("runs").exists()
 
 
-def test_a_configuration_is_told_from_data(command: Command, mails: Path) -> None:
+def test_file_argument_can_be_a_config_a_preset_or_data(command: Command, mails: Path) -> None:
     Path("mine.yaml").write_text(f"data:\n  data: {mails}\ntraining:\n  seed: 7\n")
     Path("texts.yaml").write_text("data: [{text: a, label: b}]\n")
     for file, option, value in (
@@ -127,29 +127,27 @@ def test_a_configuration_is_told_from_data(command: Command, mails: Path) -> Non
     outcome.assert_rejected(2, "mine.yaml and --config offline")
 
 
-def test_the_latest_run_is_the_newest_that_has_finished(
-    command: Command, finished_run: Path
-) -> None:
+def test_latest_is_the_newest_finished_run(command: Command, finished_run: Path) -> None:
     command("report", "latest").assert_rejected(2, "no finished run in")
     older, newer = (copy_run(finished_run, Path("runs") / name) for name in ("b", "a"))
     (newer / "all_results.json").touch()
-    begun = Path("runs/c")
-    begun.mkdir()
-    (begun / "config.yaml").write_text("")
+    started = Path("runs/c")
+    started.mkdir()
+    (started / "config.yaml").write_text("")
     assert f"latest: {newer}" in command("export", "onnx", "latest", "--output-dir", older).errors
     compared = command("compare", "latest", older)
     assert compared.code == 0
     assert f"latest: {newer}" in compared.errors
 
 
-def test_folds_are_listed_and_skipped_by_latest(command: Command, finished_run: Path) -> None:
+def test_folds_are_listed_but_skipped_by_latest(command: Command, finished_run: Path) -> None:
     def fold(name: str, number: int = 1) -> Path:
         copy_run(finished_run, Path("runs") / name / f"fold-{number}")
         (Path("runs") / name / "folds.json").write_text('{"folds": [1], "best": null}')
         return Path("runs") / name
 
     run = copy_run(finished_run, Path("runs/run"))
-    # Killed before the predictions of all folds were written, damaged, and finished.
+    # One was killed before it wrote its predictions, one is damaged, one finished.
     killed, damaged, folds = map(fold, ("killed", "damaged", "folds"))
     (damaged / "folds.json").write_text("{")
     scores = read_json(finished_run / "all_results.json")
@@ -178,16 +176,16 @@ def test_folds_are_listed_and_skipped_by_latest(command: Command, finished_run: 
     )
 
 
-def test_runs_are_listed_the_newest_first(command: Command, finished_run: Path) -> None:
+def test_runs_are_listed_newest_first(command: Command, finished_run: Path) -> None:
     assert "no runs in" in command("runs").output
     for name in ("older", "newer"):
         copy_run(finished_run, Path("runs") / name)
         (Path("runs") / name / "all_results.json").touch()
-    begun = Path("runs/begun")
-    begun.mkdir()
-    (begun / "config.yaml").write_text("data:\n  data: mails.csv\n")
+    started = Path("runs/started")
+    started.mkdir()
+    (started / "config.yaml").write_text("data:\n  data: mails.csv\n")
     _, *rows = command("runs").output.splitlines()
-    assert [row.split()[0] for row in rows] == ["runs/begun", "runs/newer", "runs/older"]
+    assert [row.split()[0] for row in rows] == ["runs/started", "runs/newer", "runs/older"]
     assert "not finished" in rows[0]
     assert "accuracy" in rows[1]
     [_, newer, _] = json.loads(command("runs", "--json").output)["runs"]

@@ -9,7 +9,7 @@ from finetune.commands.run import command as run_command
 from finetune.config.schema import OPTIONS, flag_of
 
 
-def test_every_option_of_the_schema_is_a_flag_of_run_with_its_default_in_the_help() -> None:
+def test_each_option_in_the_schema_is_a_flag_of_run_with_its_default() -> None:
     flags = {one.name: one for one in run_command.params}
     for option in OPTIONS.values():
         flag = flags[option.name]
@@ -22,7 +22,7 @@ def test_every_option_of_the_schema_is_a_flag_of_run_with_its_default_in_the_hel
 
 
 @pytest.mark.parametrize("columns", ["80", "100"])
-def test_the_help_of_run_fits_a_screen_and_help_all_lists_every_option(
+def test_run_help_fits_a_screen_and_help_all_lists_all_options(
     columns: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
@@ -36,13 +36,13 @@ def test_the_help_of_run_fits_a_screen_and_help_all_lists_every_option(
     assert "--data-dir" not in short
 
 
-def test_the_help_says_that_an_option_is_guessed_where_it_is(command: Command) -> None:
+def test_help_mentions_guessing_only_for_commands_that_guess(command: Command) -> None:
     run, label = (" ".join(command(name, "--help").output.split()) for name in ("run", "label"))
     assert "Maximum tokens per text. [default: 128, or guessed for a table]" in run
     assert "Maximum tokens per text. [default: 128]" in label
 
 
-def test_a_repeated_run_with_another_model_leaves_out_the_revision(
+def test_repeated_run_with_a_different_model_drops_the_revision(
     finished_run: Path, tmp_path: Path
 ) -> None:
     run = copy_run(finished_run, tmp_path / "run", revision="main")

@@ -1,4 +1,4 @@
-"""From nothing to a model over the network, against a Hub on this machine."""
+"""A run that downloads its model and data from a local Hub server."""
 
 import re
 from collections.abc import Iterator
@@ -30,14 +30,14 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path, model_folder: Path) -> Iterator[HubServer]:
-    """A Hub with a small model and questions in the format of TREC."""
+    """A Hub with a small model and questions in TREC format."""
     write_trec(tmp_path / "trec/default/train/0000.parquet", made_up_rows(4))
     write_trec(tmp_path / "trec/default/test/0000.parquet", made_up_rows(1))
     with HubServer({MODEL: model_folder}, {HUB_REPOSITORY: tmp_path / "trec"}) as server:
         yield server
 
 
-def test_a_run_goes_from_nothing_to_a_model_and_again_without_a_network(
+def test_run_downloads_model_and_data_once_and_repeats_offline(
     hub: HubServer, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"

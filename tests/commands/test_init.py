@@ -1,4 +1,4 @@
-"""``finetune init``, as a function and as a command."""
+"""``finetune init``."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from finetune.runs import guess, linear_head
 
 @pytest.fixture(autouse=True)
 def reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a table into the current folder."""
+    """Write a table to the working directory."""
     monkeypatch.chdir(tmp_path)
     lines = [
         f"{number};the river is long [/{number}];{('good', 'bad')[number % 2]}"
@@ -26,7 +26,7 @@ def reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_init_prints_what_it_saw(command: Command, reviews: Path) -> None:
+def test_init_prints_its_guesses(command: Command, reviews: Path) -> None:
     outcome = command("init", reviews)
     assert outcome.code == 0
     assert "reading reviews.csv: encoding utf-8, delimiter semicolon" in outcome.errors
@@ -61,7 +61,7 @@ def test_init_prints_one_json_object(command: Command, reviews: Path) -> None:
     assert f"Guessed: {reason}." in written.replace("\n  #", "")
 
 
-def test_what_the_user_said_of_the_file_is_configured(command: Command, tmp_path: Path) -> None:
+def test_options_about_the_file_are_written_to_the_config(command: Command, tmp_path: Path) -> None:
     lines = (f"отзыв {number},{number % 2}\n" for number in range(40))
     Path("table.csv").write_text("".join(lines), encoding="koi8_r")
     outcome = command("init", "table.csv", "--encoding", "koi8_r", "--no-header", "--json")
@@ -77,7 +77,7 @@ def test_linear_head_estimate_reads_texts_up_to_proposed_length(
     rows = [f"{'what is this city ' * 60}{number},{number % 2}" for number in range(40)]
     Path("long.csv").write_text("\n".join(["text,label", *rows]))
     configs: list[Config] = []
-    # The tiny model reads 64 tokens; without a tokenizer, the length is estimated.
+    # The tiny model reads 64 tokens. Without a tokenizer, the length is estimated.
     monkeypatch.setattr(guess, "measure_tokens", lambda *_: None)
     monkeypatch.setattr(
         linear_head, "estimate_linear_head", lambda config, *_: configs.append(config)
@@ -87,7 +87,9 @@ def test_linear_head_estimate_reads_texts_up_to_proposed_length(
     assert configs[0].model.max_length == proposed > 128
 
 
-def test_labels_that_may_be_missing_are_pointed_out(command: Command, tmp_path: Path) -> None:
+def test_class_names_that_may_be_missing_labels_are_reported(
+    command: Command, tmp_path: Path
+) -> None:
     rows = [f"film {number},{('good', 'bad', 'n/a')[number % 3]}" for number in range(30)]
     (tmp_path / "films.csv").write_text("\n".join(["text,label", *rows]))
     outcome = command("init", tmp_path / "films.csv", "--output", tmp_path / "films.yaml")

@@ -1,4 +1,4 @@
-"""Tables of each task type, with the commands that a user types: run, evaluate, predict."""
+"""``run``, ``evaluate`` and ``predict`` on a table of each task type."""
 
 import csv
 import json
@@ -16,8 +16,8 @@ from finetune.files import read_json, read_jsonl
 WORDS = ("river", "city", "animal")
 
 
-def rows_of(kind: str) -> list[dict[str, Any]]:
-    """Return rows whose labels are the words, or the number of words, in their texts."""
+def make_rows(kind: str) -> list[dict[str, Any]]:
+    """Return rows whose labels are the words in their texts, or the number of these words."""
     random, rows = np.random.default_rng(0), []
     for number in range(60):
         first, second = (" ".join(random.choice(COMMON_WORDS.split(), 8)) for _ in range(2))
@@ -47,11 +47,11 @@ def rows_of(kind: str) -> list[dict[str, Any]]:
         ("long", "single", {"long_texts": "windows", "max_length": 16, "stride": 4}),
     ],
 )
-def test_a_table_of_each_kind_trains_evaluates_and_predicts_as_the_pipeline(
+def test_each_task_type_trains_evaluates_and_predicts_like_the_pipeline(
     kind: str, task: str, options: dict[str, Any],
     tiny_folder: Path, tmp_path: Path, command: Command,
 ) -> None:  # fmt: skip
-    rows, table, run = rows_of(kind), tmp_path / "table.csv", tmp_path / "run"
+    rows, table, run = make_rows(kind), tmp_path / "table.csv", tmp_path / "run"
     with table.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
@@ -68,8 +68,8 @@ def test_a_table_of_each_kind_trains_evaluates_and_predicts_as_the_pipeline(
     assert scores["loss"] == pytest.approx(results["test_loss"], abs=1e-6)
 
     output = tmp_path / "answers.jsonl"
-    asked = ("--data", table, "--all-scores", "--output", output, "--device", "cpu")
-    predicted = command("predict", run, *asked)
+    arguments = ("--data", table, "--all-scores", "--output", output, "--device", "cpu")
+    predicted = command("predict", run, *arguments)
     assert predicted.code == 0, predicted.errors
     answers = list(read_jsonl(output))
     assert len(answers) == len(rows)

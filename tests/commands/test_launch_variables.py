@@ -1,4 +1,4 @@
-"""Any subset of the variables of a launcher, and closed standard streams."""
+"""Environment variables of launchers such as torchrun."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ LAUNCH = {
 }  # fmt: skip
 
 
-def test_an_incomplete_launch_is_ignored(
+def test_incomplete_launcher_variables_are_ignored(
     command: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in LAUNCH.keys() - {"MASTER_PORT"}:
@@ -21,7 +21,7 @@ def test_an_incomplete_launch_is_ignored(
 
 
 @pytest.mark.parametrize(("name", "value"), [("RANK", "x"), ("RANK", "9"), ("LOCAL_RANK", "-1")])
-def test_wrong_ranks_are_rejected(
+def test_invalid_ranks_are_rejected(
     name: str, value: str, command: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable, number in {**LAUNCH, name: value}.items():
@@ -29,7 +29,7 @@ def test_wrong_ranks_are_rejected(
     command("evaluate", finished_run).assert_rejected(2, f"{name}={value}")
 
 
-def test_other_commands_are_rejected_in_several_processes(finished_run: Path) -> None:
+def test_other_commands_are_rejected_under_a_launcher(finished_run: Path) -> None:
     environment = {**LAUNCH, "RANK": "0", "LOCAL_RANK": "0"}
     shown = finetune_in_a_child("predict", finished_run, "text", environment=environment)
     assert (shown.returncode, shown.stdout) == (2, "")

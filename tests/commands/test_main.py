@@ -18,7 +18,7 @@ from finetune.errors import ProcessLostError
 HEAVY = {"torch", "transformers", "pydantic", "datasets", "numpy", "rich"}
 
 
-def test_help_lists_the_commands_and_the_exit_codes(command: Command) -> None:
+def test_help_lists_commands_and_exit_codes(command: Command) -> None:
     outcome = command("--help")
     assert outcome.code == 0
     assert outcome.errors == ""
@@ -31,7 +31,7 @@ def test_help_lists_the_commands_and_the_exit_codes(command: Command) -> None:
 def pages(
     command: click.Command, name: str, parent: click.Context | None = None
 ) -> Iterator[click.Context]:
-    """Yield a context for the command and its subcommands, on a terminal of 80 columns."""
+    """Yield contexts of a command and its subcommands on an 80-column terminal."""
     settings = {"parent": parent, "info_name": name, "terminal_width": 78}
     context = click.Context(command, **settings, **command.context_settings)
     yield context
@@ -42,7 +42,7 @@ def pages(
             yield from pages(below, name, context)
 
 
-def test_every_page_of_help_fits_80_columns_and_has_two_examples() -> None:
+def test_each_help_page_fits_80_columns_and_has_two_examples() -> None:
     for page in pages(cli, "finetune"):
         text = page.command.get_help(page)
         assert max(map(len, text.splitlines())) <= 80, page.command_path
@@ -50,7 +50,7 @@ def test_every_page_of_help_fits_80_columns_and_has_two_examples() -> None:
         assert len(re.findall(r"^ +(.* \| )?finetune \w", text, re.M)) >= 2, page.command_path
 
 
-def test_ctrl_c_while_the_command_is_imported_leaves_no_traceback() -> None:
+def test_ctrl_c_during_import_exits_without_a_traceback() -> None:
     code = """
 import runpy, signal, sys
 class Interruption:
@@ -64,14 +64,14 @@ runpy.run_module("finetune", run_name="__main__")
     assert (child.returncode, child.stdout, child.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_an_unexpected_error_asks_for_a_report(
+def test_unexpected_error_suggests_debug(
     command: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("finetune.commands.predict.load", lambda *_, **__: 1 / 0)
     command("predict", finished_run, "text").assert_rejected(1, "ZeroDivisionError", "--debug")
 
 
-def test_debug_adds_the_traceback_and_keeps_the_exit_code() -> None:
+def test_debug_adds_a_traceback_and_keeps_the_exit_code() -> None:
     arguments = ("predict", "run", "--data", "missing.txt")
     plain = finetune_in_a_child(*arguments)
     assert plain.returncode == 2
@@ -83,7 +83,7 @@ def test_debug_adds_the_traceback_and_keeps_the_exit_code() -> None:
     assert plain.stdout == debugged.stdout == ""
 
 
-def test_no_help_imports_what_only_the_work_needs() -> None:
+def test_help_does_not_import_heavy_packages() -> None:
     code = f"""
 import contextlib, io, json, sys
 from finetune.commands.main import COMMANDS, main
@@ -97,7 +97,7 @@ print(json.dumps(sorted({HEAVY!r} & sys.modules.keys())))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_standard_output_that_takes_nothing_is_an_error() -> None:
+def test_full_disk_on_stdout_is_reported() -> None:
     command = f"{sys.executable} -m finetune config show > /dev/full"
     child = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
     assert child.returncode == 1
@@ -106,7 +106,7 @@ def test_standard_output_that_takes_nothing_is_an_error() -> None:
     assert remedy.startswith("  try: ")
 
 
-def test_an_output_without_unicode_shows_the_codes_of_what_it_lacks() -> None:
+def test_output_escapes_characters_that_the_encoding_lacks() -> None:
     environment = {"PYTHONIOENCODING": "ascii"}
     shown = finetune_in_a_child("config", "show", "--model", "é—x", environment=environment)
     assert (shown.returncode, shown.stderr) == (0, "")
@@ -114,7 +114,7 @@ def test_an_output_without_unicode_shows_the_codes_of_what_it_lacks() -> None:
 
 
 @pytest.mark.parametrize(("local_rank", "is_reported"), [(0, True), (1, False)])
-def test_the_first_process_of_each_host_reports_a_lost_process(
+def test_first_process_of_each_host_reports_a_lost_process(
     local_rank: int,
     is_reported: bool,
     monkeypatch: pytest.MonkeyPatch,

@@ -17,14 +17,14 @@ LANGUAGES = ("Where is it", "Die Verspätung ist groß", "快递太慢了", "ዕ
 
 
 @pytest.mark.parametrize(("default_for", "has_few"), [("few rows", True), ("many rows", False)])
-def test_the_models_that_commands_propose_are_listed(default_for: str, has_few: bool) -> None:
+def test_suggested_encoders_are_listed_as_defaults(default_for: str, has_few: bool) -> None:
     texts = (pyarrow.chunked_array([[text] * 20]) for text in LANGUAGES)
     proposed = {suggest_encoder(column, has_few_rows=has_few) for column in texts}
     assert proposed == {name for name, one in ENCODERS.items() if one["default_for"] == default_for}
 
 
 @pytest.mark.parametrize("encoder", ENCODERS.values(), ids=[*ENCODERS])
-def test_the_size_of_an_encoder_is_that_of_its_config(encoder: dict[str, Any]) -> None:
+def test_encoder_sizes_match_their_configs(encoder: dict[str, Any]) -> None:
     config = AutoConfig.for_model(**encoder["config"])
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(config)
@@ -35,7 +35,7 @@ def test_the_size_of_an_encoder_is_that_of_its_config(encoder: dict[str, Any]) -
     assert positions == encoder["max_tokens"]
 
 
-def test_encoders_are_listed_with_what_they_take(command: Command) -> None:
+def test_models_lists_encoders_with_size_language_and_license(command: Command) -> None:
     shown = command("models")
     assert shown.code == 0, shown.errors
     minilm = next(line for line in shown.output.splitlines() if line.startswith("minilm"))

@@ -1,4 +1,4 @@
-"""Sentence pairs, from a table to predictions: one run, and every command on it."""
+"""Predictions of a run on sentence pairs."""
 
 import csv
 import json
@@ -45,7 +45,7 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_pairs_are_predicted_from_a_table_and_from_arguments(
+def test_predict_accepts_pairs_from_a_table_and_from_arguments(
     run: Path, tmp_path: Path, command: Command
 ) -> None:
     table = write_pairs(tmp_path / "pairs.csv")
@@ -61,12 +61,12 @@ def test_pairs_are_predicted_from_a_table_and_from_arguments(
     assert [line.split("\t")[2:] for line in shown] == [["text", "text_pair"], [first, second]]
 
     unknown = write_pairs(tmp_path / "unknown.csv", names=("one", "two"))
-    named = ("--text-column", "one", "--text-pair-column", "two")
-    assert command("predict", run, "--data", unknown, *named).output.count("\n") == len(PAIRS) + 1
+    columns = ("--text-column", "one", "--text-pair-column", "two")
+    assert command("predict", run, "--data", unknown, *columns).output.count("\n") == len(PAIRS) + 1
     command("predict", run, "--data", unknown).assert_rejected(3, "pairs", "--text-pair-column")
 
 
-def test_a_model_of_pairs_takes_no_single_text_nor_another_a_pair(
+def test_predict_rejects_single_text_for_pair_model_and_vice_versa(
     run: Path, finished_run: Path, command: Command
 ) -> None:
     command("predict", run, "who").assert_rejected(2, "pairs", "'who'", "--text-pair")

@@ -1,4 +1,4 @@
-"""``finetune predict``, as a function and as a command."""
+"""``finetune.predict`` and ``finetune predict``."""
 
 import copy
 import datetime
@@ -43,7 +43,7 @@ MISSING = [None, "Who wrote Faust ?", "  "]
     ],
     ids=lambda texts: type(texts).__name__,
 )
-def test_a_missing_text_keeps_its_row_without_a_label(texts: Any, finished_run: Path) -> None:
+def test_missing_texts_keep_their_rows_without_a_label(texts: Any, finished_run: Path) -> None:
     with pytest.warns(UserWarning, match="2 of 3 texts are missing: their labels are empty"):
         found = finetune.predict(finished_run, texts, device="cpu", all_scores=True)
     [prediction] = finetune.predict(finished_run, "Who wrote Faust ?", device="cpu")
@@ -54,7 +54,7 @@ def test_a_missing_text_keeps_its_row_without_a_label(texts: Any, finished_run: 
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_loaded_model_can_be_sent_to_another_process(copied: Any, finished_run: Path) -> None:
+def test_loaded_model_can_be_copied_and_pickled(copied: Any, finished_run: Path) -> None:
     model = load(finished_run, device="cpu")
     expected = model.predict(TEXTS)
     assert copied(model).predict(TEXTS) == copied(expected) == expected
@@ -62,7 +62,7 @@ def test_a_loaded_model_can_be_sent_to_another_process(copied: Any, finished_run
 
 @pytest.fixture
 def run_with_confidences(finished_run: Path, tmp_path: Path) -> Path:
-    """A run whose validation rows allow every prediction of one class, and none of another."""
+    """A run whose validation rows support a precision of 0.95 for all classes except one."""
     run = shutil.copytree(finished_run, tmp_path / "run")
     content = read_json(run / "model/confidences.json")
     names = list(content["classes"])
@@ -74,7 +74,7 @@ def run_with_confidences(finished_run: Path, tmp_path: Path) -> Path:
     return run
 
 
-def test_classes_without_the_precision_are_never_predicted(run_with_confidences: Path) -> None:
+def test_model_abstains_on_classes_below_the_target_precision(run_with_confidences: Path) -> None:
     emitted: list[Event] = []
     run = run_with_confidences
     texts = [row["text"] for row in read_jsonl(run / "predictions.jsonl")]
@@ -99,7 +99,7 @@ TypeIn = Callable[[bytes], None]
 
 @pytest.fixture
 def type_in(monkeypatch: pytest.MonkeyPatch) -> TypeIn:
-    """Return a function that puts bytes on standard input."""
+    """Return a function that sets the content of standard input."""
 
     def put(content: bytes) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
@@ -112,7 +112,7 @@ def predicted_texts(outcome: Outcome) -> list[str]:
     return [json.loads(line)["text"] for line in outcome.output.rstrip("\n").split("\n")]
 
 
-def test_texts_come_from_arguments_a_file_or_standard_input_alike(
+def test_texts_from_arguments_a_file_and_stdin_give_equal_predictions(
     command: Command, finished_run: Path, tmp_path: Path, type_in: TypeIn
 ) -> None:
     file = tmp_path / "texts.txt"
@@ -124,7 +124,7 @@ def test_texts_come_from_arguments_a_file_or_standard_input_alike(
     assert command(*arguments, file).output == from_arguments.output
     type_in(file.read_bytes())
     assert command(*arguments).output == from_arguments.output
-    # The last line without a line end is in a batch of its own, which rounds differently.
+    # A last line without a newline is in a separate batch, which rounds differently.
     type_in(file.read_bytes().removesuffix(b"\n"))
     assert predicted_texts(command(*arguments)) == TEXTS
 
@@ -141,7 +141,7 @@ def test_texts_come_from_arguments_a_file_or_standard_input_alike(
         ("-", 0, "Who is it?"),
     ],
 )
-def test_an_argument_that_looks_like_a_file_is_one(
+def test_argument_that_looks_like_a_file_is_read_as_a_file(
     argument: str,
     code: int,
     words: str,
@@ -163,7 +163,7 @@ def test_an_argument_that_looks_like_a_file_is_one(
     command("predict", finished_run).assert_rejected(3, "standard input", "no text")
 
 
-def test_a_blank_line_or_argument_keeps_its_row(
+def test_blank_lines_and_arguments_keep_their_rows(
     command: Command, finished_run: Path, type_in: TypeIn
 ) -> None:
     type_in(b"Who is it?\n\n  \r\nWho?")
@@ -195,7 +195,7 @@ def write_table(path: Path, **options: Any) -> Path:
 
 
 def read_frame(path: Path, **options: Any) -> pandas.DataFrame:
-    """Return a table; empty cells are None."""
+    """Return a table in which empty cells are None."""
     match path.suffix:
         case ".jsonl" | ".json":
             frame = pandas.read_json(path, lines=path.suffix == ".jsonl", dtype=False)
@@ -220,7 +220,7 @@ def read_frame(path: Path, **options: Any) -> pandas.DataFrame:
         ("rows.xlsx", {}),
     ],
 )
-def test_an_output_is_the_input_with_columns_added(
+def test_output_file_is_the_input_with_columns_added(
     name: str, options: dict[str, Any], command: Command, finished_run: Path, tmp_path: Path
 ) -> None:
     table, output = tmp_path / name, tmp_path / f"predicted-{name}"
@@ -247,7 +247,7 @@ def test_an_output_is_the_input_with_columns_added(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_the_text_column_can_be_named_and_lines_can_be_asked_for(
+def test_text_column_and_lines_options_select_the_texts(
     command: Command, finished_run: Path, tmp_path: Path
 ) -> None:
     table = write_table(tmp_path / "t.csv")
@@ -261,7 +261,7 @@ def test_the_text_column_can_be_named_and_lines_can_be_asked_for(
     outcome.assert_rejected(3, "qestion", "question")
 
 
-def test_all_scores_are_the_probabilities_of_all_classes(
+def test_all_scores_adds_the_probabilities_of_all_classes(
     command: Command, finished_run: Path
 ) -> None:
     outcome = command("predict", finished_run, *TEXTS, "--json", "--all-scores")
@@ -275,7 +275,7 @@ def test_all_scores_are_the_probabilities_of_all_classes(
     assert len(rows) == len(TEXTS)
 
 
-def test_predictions_appear_while_more_lines_may_come(finished_run: Path) -> None:
+def test_predictions_are_streamed_before_the_input_ends(finished_run: Path) -> None:
     def lines() -> Iterator[Texts]:
         yield Texts(["one ?", "two ?"])
         pytest.fail("waited for more")
@@ -284,7 +284,7 @@ def test_predictions_appear_while_more_lines_may_come(finished_run: Path) -> Non
     assert [prediction.text for prediction in first] == ["one ?", "two ?"]
 
 
-def test_texts_without_a_prediction_have_no_label(
+def test_texts_on_which_the_model_abstains_have_empty_labels(
     command: Command, finished_run: Path, tmp_path: Path
 ) -> None:
     arguments = ("predict", finished_run, *TEXTS, "--device=cpu", "--min-confidence", "1")
@@ -295,8 +295,8 @@ def test_texts_without_a_prediction_have_no_label(
     assert [line.split("\t")[0] for line in lines] == [""] * 3
     assert command(*arguments, "--output", tmp_path / "rows.jsonl").code == 0
     assert [row["label"] for row in read_jsonl(tmp_path / "rows.jsonl")] == [None] * 3
-    refused = command(*arguments, "--target-precision=0.9", "--output", tmp_path / "none.csv")
-    refused.assert_rejected(2, "--min-confidence")
+    rejected = command(*arguments, "--target-precision=0.9", "--output", tmp_path / "none.csv")
+    rejected.assert_rejected(2, "--min-confidence")
     assert not list(tmp_path.glob("none*"))
 
 
@@ -304,7 +304,7 @@ def test_texts_without_a_prediction_have_no_label(
 def run_with_numbers(
     tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path
 ) -> tuple[Path, pandas.DataFrame]:
-    """A run whose labels are whole numbers, and its table."""
+    """A run whose labels are integers, and its table."""
     frame = pandas.DataFrame(
         {
             "text": [f"{word} {n} ?" for n in range(20) for word in ("who", "where")],
@@ -318,14 +318,14 @@ def run_with_numbers(
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.json", "a.parquet", "a.xlsx", ""])
 @pytest.mark.parametrize("blanks", [0, 1])
-def test_predicted_labels_compare_with_the_labels_of_the_table(
+def test_predicted_labels_have_the_type_of_the_table_labels(
     name: str,
     blanks: int,
     command: Command,
     run_with_numbers: tuple[Path, pandas.DataFrame],
     tmp_path: Path,
 ) -> None:
-    """A missing label makes numbers of pandas floats, which a CSV has as 3.0."""
+    """A missing label makes pandas convert integers to floats, which a CSV stores as 3.0."""
     run, frame = run_with_numbers
     frame = frame.assign(stars=frame["stars"].where(frame.index >= blanks))
     if not name:
@@ -350,7 +350,7 @@ def test_predicted_labels_compare_with_the_labels_of_the_table(
     assert {label for label, _ in known} <= {star for _, star in known}
 
 
-def test_small_values_keep_their_digits(
+def test_small_regression_values_keep_their_digits(
     command: Command, tiny_folder: Path, tmp_path: Path
 ) -> None:
     rows = [{"text": f"is it {n} ?", "label": n * 1.23456e-8} for n in range(40)]
@@ -367,7 +367,7 @@ def test_small_values_keep_their_digits(
         assert 0 < abs(float(value)) < 1e-6
 
 
-def test_an_explained_change_is_what_predicting_the_changed_text_gives(finished_run: Path) -> None:
+def test_explained_change_equals_the_prediction_for_the_changed_text(finished_run: Path) -> None:
     text = "Who wrote the novel Faust ?"
     [prediction] = finetune.predict(finished_run, text, device="cpu", explain=True)
     assert prediction.explanation
@@ -380,7 +380,7 @@ def test_an_explained_change_is_what_predicting_the_changed_text_gives(finished_
     assert "explanation" in prediction.to_json()
 
 
-def test_explanations_are_pairs_in_tables_and_lists_in_json(
+def test_explanations_are_strings_in_tables_and_lists_in_json(
     finished_run: Path, command: Command, tmp_path: Path
 ) -> None:
     table, output = tmp_path / "texts.csv", tmp_path / "out.csv"

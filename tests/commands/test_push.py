@@ -1,4 +1,4 @@
-"""Uploads of a model to a Hub on this machine."""
+"""Uploads of a model to a local Hub server."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 @pytest.fixture
 def private_run(finished_run: Path, tmp_path: Path) -> Path:
-    """A run whose data was marked as private."""
+    """A run with the option ``private_data``."""
     run = shutil.copytree(finished_run, tmp_path / "run")
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("private_data: false", "private_data: true"))
@@ -43,7 +43,7 @@ def expected_files(run: Path) -> dict[str, bytes]:
     return contents(run / "model") | {"report.html": (run / "report.html").read_bytes()}
 
 
-def test_a_run_arrives_byte_for_byte_seen_by_its_owner_only(
+def test_pushed_run_is_identical_and_private(
     hub: HubServer, finished_run: Path, command: Command
 ) -> None:
     planned = command("push", finished_run, NAME, "--dry-run", "--json")
@@ -70,7 +70,7 @@ def test_a_run_arrives_byte_for_byte_seen_by_its_owner_only(
     assert [one["label"] for one in classify(TEXTS)] == [one.label for one in answers]
 
 
-def test_a_public_repository_takes_a_run_only_if_that_is_wanted(
+def test_push_to_a_public_repository_requires_public(
     hub: HubServer, finished_run: Path, command: Command
 ) -> None:
     assert command("push", finished_run, NAME, "--public").code == 0
@@ -79,7 +79,7 @@ def test_a_public_repository_takes_a_run_only_if_that_is_wanted(
     assert len(hub.messages) == 1
 
 
-def test_the_texts_of_private_data_stay_here_unless_allowed(
+def test_private_texts_are_not_uploaded_unless_allowed(
     hub: HubServer, private_run: Path, command: Command
 ) -> None:
     command("push", private_run, NAME).assert_rejected(2, "private", "--without-report")
@@ -96,7 +96,7 @@ def test_the_texts_of_private_data_stay_here_unless_allowed(
     assert "report.html" in contents(pushed)
 
 
-def test_what_keeps_a_run_from_the_hub_is_said_without_the_token(
+def test_push_errors_state_the_cause_without_the_token(
     hub: HubServer,
     private_run: Path,
     finished_run: Path,
@@ -108,10 +108,10 @@ def test_what_keeps_a_run_from_the_hub_is_said_without_the_token(
     (private_run / "all_results.json").unlink()
     command("push", private_run, NAME).assert_rejected(2, "has not finished")
     hub.failures.read_only.add(NAME)
-    refused = command(*push, "--debug")
-    assert refused.code == 2
-    assert all(word in refused.errors for word in (NAME, "You don't have the rights", "OWNER"))
-    assert "s3cret" not in refused.errors
+    rejected = command(*push, "--debug")
+    assert rejected.code == 2
+    assert all(word in rejected.errors for word in (NAME, "You don't have the rights", "OWNER"))
+    assert "s3cret" not in rejected.errors
     hub.failures.down = True
     command(*push).assert_rejected(6, NAME)
     hub.failures.down = False

@@ -21,7 +21,7 @@ from finetune.tasks.base import Predictions
 
 @as_python
 def work(subject: str) -> Predictions:
-    """Do some work."""
+    """Emit events about a subject."""
     emit(Info(f"working on {subject}"))
     emit(WarningMessage(f"{subject} is odd", remedy="give --progress"))
     emit(Info("--label-column or --no-header"))
@@ -38,7 +38,7 @@ def work(subject: str) -> Predictions:
         ({"emit": ignore}, True, ""),
     ],
 )
-def test_events_are_shown_to_those_who_watch_and_warnings_reach_all(
+def test_progress_is_shown_interactively_and_warnings_always(
     options: dict[str, Any],
     is_watched: bool,
     shown: str,
@@ -71,7 +71,7 @@ def change_torch(subject: str) -> bool:
 """
 
 
-def test_a_call_leaves_the_state_of_torch_as_it_was() -> None:
+def test_call_restores_the_state_of_torch() -> None:
     names: dict[str, Any] = {"__name__": "user"}
     exec(CHANGE_TORCH, names)
     state = torch.get_rng_state()
@@ -84,7 +84,7 @@ def test_a_call_leaves_the_state_of_torch_as_it_was() -> None:
 
 
 @pytest.mark.slow
-def test_the_first_call_leaves_torch_as_in_a_new_process() -> None:
+def test_first_call_leaves_torch_in_its_default_state() -> None:
     script = f"{CHANGE_TORCH}\nimport sys\nprint('torch' in sys.modules)\nchange_torch('it')"
     script += "\nimport torch\nprint(torch.initial_seed(), torch.get_num_threads())"
     command = [sys.executable, "-c", script]
@@ -94,7 +94,7 @@ def test_the_first_call_leaves_torch_as_in_a_new_process() -> None:
     assert seed != "42"
 
 
-def test_the_package_offers_its_functions_and_nothing_that_is_not_there() -> None:
+def test_package_lists_its_functions_and_rejects_unknown_attributes() -> None:
     assert set(finetune.__all__) <= set(dir(finetune))
     with pytest.raises(AttributeError, match="fine_tune"):
         finetune.fine_tune  # noqa: B018
@@ -109,15 +109,15 @@ def test_the_package_offers_its_functions_and_nothing_that_is_not_there() -> Non
         ({"seeds": 1}, "seeds is 1, but should be"),
     ],
 )
-def test_errors_name_arguments_and_no_flags(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError) as refused:
+def test_errors_use_argument_names_instead_of_flags(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as raised:
         finetune.run(**options)
-    shown = "\n".join([str(refused.value), *refused.value.__notes__])
+    shown = "\n".join([str(raised.value), *raised.value.__notes__])
     assert words in shown
     assert "--" not in shown.replace("--help", "")
 
 
-def test_help_and_notebooks_see_every_option() -> None:
+def test_signatures_list_all_options() -> None:
     shown = signature(finetune.run).parameters
     assert {"config", "freeze_core", "progress"} <= set(shown)
     assert shown["learning_rate"].default is None
@@ -125,7 +125,7 @@ def test_help_and_notebooks_see_every_option() -> None:
     assert "label_column" in signature(finetune.evaluate).parameters
 
 
-def test_type_checkers_see_the_functions_as_they_are() -> None:
+def test_stub_signatures_match_the_functions() -> None:
     stub = ast.parse((Path(finetune.__file__).with_suffix(".pyi")).read_text())
     functions = [node for node in stub.body if isinstance(node, ast.FunctionDef)]
     assert {one.name for one in functions} == set(finetune.__all__)
@@ -137,5 +137,5 @@ def test_type_checkers_see_the_functions_as_they_are() -> None:
         assert shown - names <= (set(OPTIONS) if one.args.kwarg else set()), one.name
 
 
-def test_type_checkers_see_the_options_of_the_schema() -> None:
+def test_stub_lists_the_options_in_the_schema() -> None:
     assert STUB.read_text(encoding="utf-8") == make_stub(), "try: make types"

@@ -15,11 +15,11 @@ def moved_run(finished_run: Path, tmp_path: Path) -> Path:
 
 
 def without_times(page: Path) -> str:
-    """Return a page without the seconds of stages, which change after it is first written."""
+    """Return a page without stage durations, which change after the page is first written."""
     return re.sub(r'<section[^>]*"costs".*?</section>', "", page.read_text(), flags=re.DOTALL)
 
 
-def test_page_and_card_of_a_run_that_was_moved_are_made_anew(
+def test_report_regenerates_page_and_card_of_a_moved_run(
     command: Command, finished_run: Path, moved_run: Path
 ) -> None:
     for made in ("report.html", "model/README.md"):
@@ -31,9 +31,7 @@ def test_page_and_card_of_a_run_that_was_moved_are_made_anew(
         assert without_times(moved_run / made) == without_times(finished_run / made)
 
 
-def test_a_run_that_has_not_finished_has_no_report(
-    command: Command, moved_run: Path, tmp_path: Path
-) -> None:
+def test_report_rejects_unfinished_runs(command: Command, moved_run: Path, tmp_path: Path) -> None:
     command("report", tmp_path).assert_rejected(2, "not a run folder")
     with RunFolder(moved_run).lock():
         command("report", moved_run).assert_rejected(2, "another process")
@@ -50,7 +48,7 @@ def test_a_run_that_has_not_finished_has_no_report(
         "push {} a/b --dry-run",
     ],
 )
-def test_a_model_card_with_words_of_the_user_stops_no_command(
+def test_edited_model_card_is_kept_and_accepted(
     line: str, command: Command, moved_run: Path
 ) -> None:
     card = moved_run / "model" / "README.md"

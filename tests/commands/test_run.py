@@ -23,7 +23,7 @@ from finetune.files import SCHEMA_VERSION, read_json
 CLOSED = "http://127.0.0.1:9"
 
 
-def test_a_run_shows_its_figures_and_where_they_are(
+def test_run_prints_metrics_and_output_paths(
     command: Command, tiny_folder: Path, tmp_path: Path
 ) -> None:
     outcome = command("run", "--model", tiny_folder, "--output-dir", tmp_path / "run", *flags())
@@ -45,7 +45,7 @@ def test_a_run_shows_its_figures_and_where_they_are(
 
 
 @pytest.mark.slow
-def test_a_configuration_makes_the_same_run_in_another_process(
+def test_saved_config_reproduces_the_run_in_a_new_process(
     finished_run: Path, tmp_path: Path
 ) -> None:
     child = finetune_in_a_child(
@@ -65,7 +65,7 @@ def test_a_configuration_makes_the_same_run_in_another_process(
     assert "\x1b" not in child.stderr
 
 
-def test_a_dry_run_reports_what_the_run_does_and_writes_nothing(
+def test_dry_run_predicts_the_results_and_writes_no_files(
     command: Command, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -93,19 +93,19 @@ def test_a_dry_run_reports_what_the_run_does_and_writes_nothing(
     assert facts["total_steps"] / facts["steps_per_epoch"] == results["epoch"]
 
 
-def test_without_a_network_the_default_run_says_so_and_offers_a_way(
+def test_default_run_without_a_network_suggests_the_bundled_questions(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for proxy in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(proxy, CLOSED)
-    close_session()  # so that the next request reads the proxies
+    close_session()  # so that the next request uses the proxies
     with hub_client(endpoint=CLOSED, home=tmp_path / "home"):
         command("run").assert_rejected(6, "TREC is not in the cache", "--data questions")
     assert not (tmp_path / "runs").exists()
 
 
-def test_run_takes_a_file_with_options_on_top_and_returns_what_it_writes(
+def test_run_accepts_a_config_with_overrides_and_returns_the_saved_results(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     file, run = tmp_path / "mine.yaml", tmp_path / "run"
@@ -120,7 +120,7 @@ def test_run_takes_a_file_with_options_on_top_and_returns_what_it_writes(
     assert "seed: 3\n" in (run / "config.yaml").read_text()
 
 
-def test_a_run_prints_the_findings_of_data_check_on_a_line_each(
+def test_data_problems_are_reported_on_one_line_each(
     command: Command, tiny_folder: Path, tmp_path: Path
 ) -> None:
     names = ["invoice"] * 40 + ["delivery"] * 39 + ["invocie"]
@@ -138,7 +138,7 @@ def test_a_run_prints_the_findings_of_data_check_on_a_line_each(
         for outcome in (planned, trained)
     )
     assert any("'invocie' (1 row) may be a misspelling of 'invoice'" in line for line in found)
-    # The option that it proposes is set.
+    # A suggested option that is already set is not printed.
     assert printed == [line for line in found if "--class-weights balanced" not in line] != found
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "may be a misspelling" in page

@@ -1,4 +1,4 @@
-"""Signals in each stage of a run: exit code, remedy, and no incomplete files."""
+"""Signals in each stage of a run: exit codes, remedies and complete files."""
 
 import pkgutil
 import signal
@@ -34,7 +34,7 @@ CASES = [
 def send_at(
     stage: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, *, times: int = 1
 ) -> None:
-    """Send signals to this process when a stage of a run begins for the first time."""
+    """Send signals to this process when a stage of a run starts for the first time."""
     module_name, _, name = STAGES[stage].rpartition(".")
     module = pkgutil.resolve_name(module_name)
     original: Callable[..., Any] = getattr(module, name)
@@ -49,7 +49,7 @@ def send_at(
 
 
 @pytest.mark.parametrize(("stage", "number"), CASES)
-def test_a_signal_has_its_exit_code_and_the_way_on_at_every_stage(
+def test_signal_in_each_stage_has_its_exit_code_and_a_remedy(
     stage: str,
     number: signal.Signals,
     command: Command,
@@ -73,7 +73,7 @@ def test_a_signal_has_its_exit_code_and_the_way_on_at_every_stage(
     assert unfinished_files(run) == []
 
 
-def test_a_second_signal_while_a_checkpoint_is_written_leaves_a_run_to_resume(
+def test_run_can_resume_after_a_second_signal_during_a_checkpoint(
     command: Command, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"

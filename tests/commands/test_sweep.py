@@ -1,4 +1,4 @@
-"""A sweep: its search space, its trials, what they share, and how it stops and continues."""
+"""Sweeps, their search spaces and trials, and stopping and resuming them."""
 
 from pathlib import Path
 from typing import Any
@@ -28,28 +28,26 @@ def sweep(folder: Path, *, model: Path, space: str = SPACE, **options: Any) -> S
 
 @pytest.fixture(scope="module")
 def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sweep that was stopped at its third trial, and continued in another call."""
+    """A sweep that was stopped in its third trial and resumed in another call."""
     folder = tmp_path_factory.mktemp("sweep") / "four"
-    begun: list[str] = []
+    started: list[str] = []
 
     def note(event: Event) -> None:
         if isinstance(event, Info) and event.message.startswith("trial "):
-            begun.append(event.message[:7])
-            if begun == ["trial 1", "trial 2", "trial 3"]:
+            started.append(event.message[:7])
+            if started == ["trial 1", "trial 2", "trial 3"]:
                 raise KeyboardInterrupt
 
     with pytest.raises(InterruptionError) as caught:
         sweep(folder, model=tiny_folder, emit=note)
     assert "the same finetune sweep" in caught.value.remedy
     sweep(folder, model=tiny_folder, emit=note)
-    # The second trial failed, and is not tried again.
-    assert begun[3:] == ["trial 3", "trial 4"]
+    # The second trial failed and is not repeated.
+    assert started[3:] == ["trial 3", "trial 4"]
     return folder
 
 
-def test_the_best_trial_by_validation_is_named_and_one_that_fails_stops_no_other(
-    folder: Path,
-) -> None:
+def test_sweep_reports_the_best_trial_and_continues_after_a_failed_one(folder: Path) -> None:
     content = read_json(folder / "sweep.json")
     trials = content["trials"]
     assert [one["options"]["learning_rate"] for one in trials.values()] == [1e-3, 1e5, 1e-5, 1e-4]
@@ -62,7 +60,7 @@ def test_the_best_trial_by_validation_is_named_and_one_that_fails_stops_no_other
     assert (folder / "best.yaml").read_text() == (run / "config.yaml").read_text()
 
 
-def test_a_finished_sweep_is_read_and_another_one_is_refused_in_its_folder(
+def test_finished_sweep_is_reused_and_a_different_one_is_rejected(
     folder: Path, tiny_folder: Path
 ) -> None:
     content = read_json(folder / "sweep.json")
@@ -76,12 +74,14 @@ def test_a_finished_sweep_is_read_and_another_one_is_refused_in_its_folder(
         finetune.predict(folder, ["who"])
 
 
-def test_a_sweep_whose_trials_all_fail_says_why(tiny_folder: Path, tmp_path: Path) -> None:
+def test_sweep_without_a_successful_trial_reports_the_failure(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigurationError, match="no trial could be trained: the loss is nan"):
         sweep(tmp_path / "sweep", model=tiny_folder, space="learning_rate: [1e5]")
 
 
-def test_the_best_configuration_is_that_of_a_run(folder: Path, tmp_path: Path) -> None:
+def test_best_config_reproduces_the_best_trial(folder: Path, tmp_path: Path) -> None:
     results = finetune.run(config=folder / "best.yaml", output_dir=str(tmp_path / "run"))
     content = read_json(folder / "sweep.json")
     assert results.validation
@@ -89,7 +89,7 @@ def test_the_best_configuration_is_that_of_a_run(folder: Path, tmp_path: Path) -
     assert results.validation.metrics[content["metric"]] == pytest.approx(best["value"])
 
 
-def test_trials_are_a_grid_or_drawn_in_the_ranges_the_same_every_time(tmp_path: Path) -> None:
+def test_trials_form_a_grid_or_a_reproducible_random_sample(tmp_path: Path) -> None:
     file = tmp_path / "space.yaml"
     lines = ["learning_rate: {low: 1e-5, high: 1e-2, log: true}", "batch_size: {low: 8, high: 64}"]
     file.write_text("\n".join([*lines, "model:", "  train_layers: [1, null]"]))
@@ -124,7 +124,7 @@ def test_trials_are_a_grid_or_drawn_in_the_ranges_the_same_every_time(tmp_path: 
         ("train_layers: [1]\nfreeze_core: [true]", "can't be combined"),
     ],
 )
-def test_a_space_that_makes_no_sense_is_refused_before_anything_is_written(
+def test_invalid_search_space_is_rejected_before_files_are_written(
     space: str, words: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match=words):
@@ -132,7 +132,7 @@ def test_a_space_that_makes_no_sense_is_refused_before_anything_is_written(
     assert not (tmp_path / "sweep").exists()
 
 
-def test_the_command_shows_the_trials_the_best_first(
+def test_command_prints_the_trials_and_the_best_config(
     command: Command, tiny_folder: Path, tmp_path: Path
 ) -> None:
     space = tmp_path / "space.yaml"
@@ -157,7 +157,7 @@ def test_the_command_shows_the_trials_the_best_first(
         ("class_names: [auto, 'off']", {"contrastive": "off"}, "class_names can't differ"),
     ],
 )
-def test_a_sweep_over_an_option_that_no_trial_reads_is_refused(
+def test_sweep_over_an_option_without_effect_is_rejected(
     space: str, options: dict[str, Any], words: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
     options = {"num_train_epochs": None} | options

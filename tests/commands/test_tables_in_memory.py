@@ -1,4 +1,4 @@
-"""Tables in memory, results and loaded models, as notebooks use them."""
+"""In-memory tables, results and loaded models, as used in notebooks."""
 
 import re
 from collections import namedtuple
@@ -68,7 +68,7 @@ KINDS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_table_is_read_as_the_same_rows(kind: str, tmp_path: Path) -> None:
+def test_each_kind_of_table_is_read_as_the_same_rows(kind: str, tmp_path: Path) -> None:
     path = write_table(KINDS[kind], tmp_path)
     loaded = load_splits(DataConfig(str(path), test_fraction=0.5))
     names = loaded.task.class_names
@@ -86,7 +86,7 @@ def test_every_kind_of_table_is_read_as_the_same_rows(kind: str, tmp_path: Path)
         [[1], [0], [1], [0]],
     ],
 )
-def test_a_column_of_numbers_has_one_class_per_text(labels: Any, tmp_path: Path) -> None:
+def test_single_column_of_zeros_and_ones_is_single_label(labels: Any, tmp_path: Path) -> None:
     path = write_table((SOME, labels), tmp_path)
     loaded = load_splits(DataConfig(str(path), test_fraction=0))
     assert (loaded.task.name, loaded.task.class_names) == ("single", ["0", "1"])
@@ -112,15 +112,15 @@ def test_a_column_of_numbers_has_one_class_per_text(labels: Any, tmp_path: Path)
         ({"train": (SOME, CLASSES), "test": (SOME, ["x"] * 4)}, "'x'"),
     ],
 )
-def test_what_is_no_table_is_refused_with_what_is_taken(table: Any, words: str) -> None:
-    with pytest.raises(FinetuneError) as refused:
+def test_unsupported_table_is_rejected_with_the_accepted_types(table: Any, words: str) -> None:
+    with pytest.raises(FinetuneError) as raised:
         finetune.run(table)
-    assert words in f"{refused.value.message} {refused.value.remedy}"
+    assert words in f"{raised.value.message} {raised.value.remedy}"
 
 
 @pytest.fixture(scope="module")
 def frame() -> pandas.DataFrame:
-    """Questions of two classes, with a custom index."""
+    """Questions with two classes and a custom index."""
     loaded = load_splits(DataConfig("questions"))
     frame = loaded.splits["train"].to_pandas()
     frame["label"] = frame["label"].map(loaded.task.class_names.__getitem__)
@@ -132,13 +132,13 @@ def frame() -> pandas.DataFrame:
 def results(
     frame: pandas.DataFrame, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> RunResults:
-    """A run on a DataFrame, made in another folder."""
+    """A run on a DataFrame, trained in another working directory."""
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(tmp_path_factory.mktemp("notebook"))
         return finetune.run(frame, model=tiny_folder, **OPTIONS)
 
 
-def test_a_run_keeps_its_table_so_that_it_can_be_repeated_from_anywhere(
+def test_run_saves_its_table_and_can_be_repeated_from_any_folder(
     results: RunResults, frame: pandas.DataFrame, tmp_path: Path
 ) -> None:
     folder = Path(results)
@@ -154,7 +154,7 @@ def test_a_run_keeps_its_table_so_that_it_can_be_repeated_from_anywhere(
     assert other.records()[0]["rows"] == "the table"
 
 
-def test_a_private_run_of_splits_deletes_its_tables_and_names_other_splits(
+def test_private_run_on_splits_deletes_its_tables_and_lists_ignored_splits(
     frame: pandas.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_folder: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -170,7 +170,7 @@ def test_a_private_run_of_splits_deletes_its_tables_and_names_other_splits(
         private.evaluate()
 
 
-def test_columns_of_texts_are_classified_as_their_values(
+def test_text_columns_are_classified_like_lists(
     results: RunResults, frame: pandas.DataFrame
 ) -> None:
     model, table = finetune.load(results, device="cpu"), frame[["question"]].head(5)
@@ -179,7 +179,7 @@ def test_columns_of_texts_are_classified_as_their_values(
         assert [one.label for one in model.predict(texts)] == [one.label for one in expected]
 
 
-def test_files_are_classified_by_their_path_and_not_by_their_name(
+def test_predict_reads_path_objects_as_files_and_rejects_file_names(
     results: RunResults, frame: pandas.DataFrame, tmp_path: Path
 ) -> None:
     table, path = frame[["question"]].head(5), tmp_path / "new.csv"
@@ -204,9 +204,7 @@ def test_files_are_classified_by_their_path_and_not_by_their_name(
         (Path("none.csv"), "there is no file none.csv"),
     ],
 )  # fmt: skip
-def test_errors_of_predictions_are_about_python(
-    results: RunResults, texts: Any, words: str
-) -> None:
+def test_prediction_errors_use_python_terms(results: RunResults, texts: Any, words: str) -> None:
     with pytest.raises(FinetuneError) as raised:
         finetune.predict(results, texts, device="cpu")
     message = f"{raised.value.message} {raised.value.remedy}"
@@ -214,7 +212,7 @@ def test_errors_of_predictions_are_about_python(
     assert not re.search(r"--\w|Chunked|text_column", message)
 
 
-def test_a_loaded_model_is_loaded_once(
+def test_loaded_model_is_not_loaded_again(
     results: RunResults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = finetune.load(results, device="cpu")
@@ -223,7 +221,7 @@ def test_a_loaded_model_is_loaded_once(
     assert found == [one.label for one in model.predict(TEXTS, all_scores=True)]
 
 
-def test_results_show_themselves_in_five_lines_and_as_a_table(results: RunResults) -> None:
+def test_results_have_a_repr_of_five_lines_and_an_html_table(results: RunResults) -> None:
     long = finetune.predict(results, ["Who? " * 300] * 30, device="cpu", all_scores=True)
     evaluation = finetune.evaluate(results, device="cpu")
     shown: list[DisplayMixin] = [results, results.test, long, long[0], evaluation]

@@ -1,4 +1,4 @@
-"""``finetune run`` under torchrun on this host, with processes that die."""
+"""``finetune run`` under torchrun on one host, with processes that are killed."""
 
 import signal
 import subprocess
@@ -7,21 +7,21 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from held import FINETUNE, STEP, Hold, Start
+from blocking import FINETUNE, STEP, BlockedCall, Start
 from tiny_runs import flags, run_tiny, weights_of
 
 import finetune
 
 pytestmark = pytest.mark.slow
 
-# A checkpoint follows each of six steps.
+# Six steps, each followed by a checkpoint.
 SHORT = {
     "num_train_epochs": 3, "early_stopping_patience": 0, "max_train_samples": 32,
     "save_strategy": "steps", "save_steps": 1, "save_total_limit": 5,
 }  # fmt: skip
 # torchrun prints its own traceback and exits with 1.
 TORCHRUN = (*FINETUNE[:2], "torch.distributed.run", "--nproc-per-node=2", *FINETUNE[1:])
-# A lost process is noticed within 20 s. Otherwise the others would wait for half an hour.
+# A lost process is detected within 20 s. Without that, the others would wait for half an hour.
 ENDS_WITHIN_SECONDS = 60
 
 
@@ -31,21 +31,21 @@ def kill_second(process: subprocess.Popen[str]) -> None:
     next(one for one in workers if one.environ()["RANK"] == "1").kill()
 
 
-def hold_second(folder: Path, *, call: int) -> Hold:
-    """Make the second process wait in the middle of its training."""
+def block_second(folder: Path, *, call: int) -> BlockedCall:
+    """Block the second process during training."""
     folder.mkdir()
-    return Hold(folder, STEP, call=call, rank=1)
+    return BlockedCall(folder, STEP, call=call, rank=1)
 
 
-def test_a_killed_process_ends_the_run_and_ctrl_c_stops_all_processes_after_one_step(
+def test_killed_process_ends_the_run_and_ctrl_c_stops_all_processes(
     start: Start, tmp_path: Path, model_without_dropout: Path
 ) -> None:
     folder, options = tmp_path / "run", SHORT | {"model": str(model_without_dropout)}
     arguments = ["run", *flags(**options), "--output-dir", str(folder)]
     arguments += ["--resume-from-checkpoint", "auto"]
-    hold = hold_second(tmp_path / "hold", call=3)
-    process = start(*TORCHRUN, *arguments, environment=hold.environment())
-    hold.wait(process)
+    blocked = block_second(tmp_path / "blocked", call=3)
+    process = start(*TORCHRUN, *arguments, environment=blocked.environment())
+    blocked.wait(process)
     kill_second(process)
     output, errors = process.communicate(timeout=ENDS_WITHIN_SECONDS)
 
@@ -53,11 +53,11 @@ def test_a_killed_process_ends_the_run_and_ctrl_c_stops_all_processes_after_one_
     assert output == ""
     assert "another process of the run ended or no longer answers" in errors
 
-    hold = hold_second(tmp_path / "again", call=2)
-    again = start(*TORCHRUN, *arguments, environment=hold.environment())
-    hold.wait(again)
+    blocked = block_second(tmp_path / "again", call=2)
+    again = start(*TORCHRUN, *arguments, environment=blocked.environment())
+    blocked.wait(again)
     again.send_signal(signal.SIGINT)
-    hold.let_go()
+    blocked.release()
     output, errors = again.communicate(timeout=300)
 
     assert again.returncode != 0
@@ -73,7 +73,7 @@ def test_a_killed_process_ends_the_run_and_ctrl_c_stops_all_processes_after_one_
         torch.testing.assert_close(tensor, expected[name], atol=1e-4, rtol=0)
 
 
-def test_an_error_of_all_ranks_is_reported_once(start: Start, tmp_path: Path) -> None:
+def test_error_on_all_ranks_is_reported_once(start: Start, tmp_path: Path) -> None:
     wrong = ("--data", "missing.csv", "--output-dir", str(tmp_path / "run"))
     process = start(*TORCHRUN, "run", *wrong)
     _, errors = process.communicate(timeout=ENDS_WITHIN_SECONDS)

@@ -1,4 +1,4 @@
-"""Several seeds of one configuration: trained together, stopped, resumed, used."""
+"""Runs with several seeds of one configuration."""
 
 import shutil
 from pathlib import Path
@@ -25,7 +25,7 @@ def run_seeds(
 
 @pytest.fixture(scope="module")
 def parent(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of two seeds; the second seed was trained in another process."""
+    """A folder with two seeds, the second of which was trained after an interruption."""
     folder = tmp_path_factory.mktemp("seeds") / "both"
 
     def stop_at_the_second(event: Event) -> None:
@@ -38,12 +38,14 @@ def parent(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert read_json(folder / "seeds.json")["best"] == "seed-42"
     events: list[Event] = []
     finetune.run(seeds=2, resume_from_checkpoint=str(folder), emit=events.append)
-    begun = [one.message for one in events if isinstance(one, Info) and one.message[:5] == "seed "]
-    assert begun == ["seed 43, 2 of 2"]
+    started = [
+        one.message for one in events if isinstance(one, Info) and one.message[:5] == "seed "
+    ]
+    assert started == ["seed 43, 2 of 2"]
     return folder
 
 
-def test_each_seed_is_a_run_as_if_it_were_trained_alone(parent: Path, finished_run: Path) -> None:
+def test_each_seed_equals_a_run_with_only_that_seed(parent: Path, finished_run: Path) -> None:
     first, second = parent / "seed-42", parent / "seed-43"
     assert have_same_bits(weights_of(first), weights_of(finished_run))
     assert not have_same_bits(weights_of(second), weights_of(finished_run))
@@ -52,14 +54,12 @@ def test_each_seed_is_a_run_as_if_it_were_trained_alone(parent: Path, finished_r
     assert splits[0] == splits[1]
 
 
-def test_finished_seeds_are_read_with_their_mean_and_not_trained_again(
-    parent: Path, tiny_folder: Path
-) -> None:
+def test_finished_seeds_are_averaged_without_retraining(parent: Path, tiny_folder: Path) -> None:
     results = run_seeds(parent, model=tiny_folder, resume_from_checkpoint="auto")
     found = [read_json(parent / f"seed-{n}" / "all_results.json") for n in (42, 43)]
     accuracies = [one["test_accuracy"] for one in found]
     assert results.test["accuracy"].value == pytest.approx(sum(accuracies) / 2)
-    # The quantile of one degree of freedom is 12.7062. The standard error is half the distance.
+    # The t quantile for one degree of freedom is 12.7062, the standard error half the difference.
     width = 12.7062 * abs(accuracies[1] - accuracies[0])
     interval = results.test["accuracy"]
     assert interval.high - interval.low == pytest.approx(width, rel=1e-4, abs=1e-12)
@@ -68,7 +68,7 @@ def test_finished_seeds_are_read_with_their_mean_and_not_trained_again(
     assert results.to_json().items() <= read_json(parent / "seeds.json").items()
 
 
-def test_the_folder_of_all_stands_for_the_best(parent: Path, tmp_path: Path) -> None:
+def test_folder_of_several_seeds_predicts_with_the_best(parent: Path, tmp_path: Path) -> None:
     best = parent / read_json(parent / "seeds.json")["best"]
     assert finetune.predict(parent, TEXTS, device="cpu") == finetune.predict(
         best, TEXTS, device="cpu"
@@ -79,7 +79,7 @@ def test_the_folder_of_all_stands_for_the_best(parent: Path, tmp_path: Path) -> 
     assert f"{tmp_path}/seed-1" in caught.value.remedy
 
 
-def test_auto_adds_a_seed_to_the_finished_ones_of_the_default_name(
+def test_resuming_auto_adds_a_seed_to_the_finished_seeds(
     parent: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -93,7 +93,7 @@ def test_auto_adds_a_seed_to_the_finished_ones_of_the_default_name(
     assert [one.name for one in folder.parent.iterdir()] == [folder.name]
 
 
-def test_a_linear_head_is_fitted_once_because_the_seed_changes_nothing(
+def test_linear_head_is_fitted_once_for_several_seeds(
     command: Command, tiny_folder: Path, tmp_path: Path
 ) -> None:
     words = ["questions", "--model", tiny_folder, "--output-dir", tmp_path / "head"]
@@ -108,9 +108,7 @@ def test_a_linear_head_is_fitted_once_because_the_seed_changes_nothing(
     finetune.predict(tmp_path / "head", TEXTS)
 
 
-def test_seeds_whose_first_run_was_deleted_begin_with_it_again(
-    parent: Path, tmp_path: Path
-) -> None:
+def test_deleted_first_seed_is_trained_again(parent: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(parent, tmp_path / "seeds")
     shutil.rmtree(folder / "seed-42")
     assert SeveralFolder(folder, "seeds").read_config().training.seed == 42
@@ -127,7 +125,7 @@ def test_seeds_whose_first_run_was_deleted_begin_with_it_again(
         ("new", {"seeds": None, "resume_from_checkpoint": "parent"}, "contains runs of several"),
     ],
 )
-def test_what_can_not_be_done_is_refused_and_nothing_changes(
+def test_invalid_combinations_are_rejected_and_keep_existing_runs(
     folder: str, options: dict[str, Any], words: str, parent: Path, finished_run: Path,
     tiny_folder: Path, tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -141,7 +139,7 @@ def test_what_can_not_be_done_is_refused_and_nothing_changes(
     assert (finished_run / "all_results.json").is_file()
 
 
-def test_the_command_shows_each_seed_and_replaces_what_may_be_overwritten(
+def test_command_prints_each_seed_and_overwrites_only_earlier_seeds(
     command: Command, parent: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -161,7 +159,7 @@ def test_the_command_shows_each_seed_and_replaces_what_may_be_overwritten(
     names = ["manifest.json", "mine", "seed-42", "seed-43", "seeds.json"]
     assert sorted(one.name for one in folder.iterdir()) == names
     assert "kept in" in outcome.errors
-    # The texts are prepared once, and warnings about them are in the report of each seed.
+    # The texts are prepared once, and the report of each seed includes the warnings about them.
     warnings = [read_warnings(RunFolder(folder / name)) for name in ("seed-42", "seed-43")]
     assert warnings[0] == warnings[1]
     assert any("truncated" in one.message for one in warnings[0])

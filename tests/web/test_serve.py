@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 import pytest
 import starlette.requests
 import uvicorn
-from held import Start
+from blocking import Start
 from huggingface_hub import InferenceClient
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient

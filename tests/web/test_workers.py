@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from held import FINETUNE, Start
+from blocking import FINETUNE, Start
 
 from finetune.errors import FinetuneError
 from finetune.training.interruption import stop_on_signal

@@ -1,4 +1,4 @@
-"""Child processes that wait at a known point, so that no test depends on timing."""
+"""Child processes that wait at a known point, so that tests don.t depend on timing."""
 
 import importlib
 import json
@@ -18,15 +18,15 @@ Start = Callable[..., "subprocess.Popen[str]"]
 FINETUNE = (sys.executable, "-m", "finetune")
 STEP = "finetune.training.trainer:Trainer.step"
 FEATURES = "finetune.model.features:FrozenLayers.features"
-_HOLD = "HOLD_OF_A_TEST"
+_BLOCKED_CALL = "BLOCKED_CALL_OF_A_TEST"
 
 
 @dataclass(frozen=True)
-class Hold:
+class BlockedCall:
     """A call of a function at which a process waits until the test releases it.
 
     Args:
-        folder: An existing folder, only for this hold.
+        folder: An existing folder, only for this call.
         place: The function, such as ``package.module:Class.method``.
         call: The number of the call, from 1.
         rank: The rank of the process that waits, at the first start by a launcher.
@@ -39,27 +39,27 @@ class Hold:
 
     def environment(self) -> dict[str, str]:
         """Return the environment of the process and its child processes."""
-        # Python imports a module of this name when it starts.
-        (self.folder / "sitecustomize.py").write_text("import held\nheld.prepare()\n")
+        # Python imports a module with this name at startup.
+        (self.folder / "sitecustomize.py").write_text("import blocking\nblocking.prepare()\n")
         path = [str(self.folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         place = {"place": self.place, "call": self.call, "rank": self.rank}
         return {
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
-            _HOLD: json.dumps({"folder": str(self.folder), **place}),
+            _BLOCKED_CALL: json.dumps({"folder": str(self.folder), **place}),
         }
 
     def wait(self, process: subprocess.Popen[str]) -> None:
-        """Return when the call is reached; fail if the process ends before."""
+        """Return when the process reaches the call. Fail if the process exits first."""
         while not (self.folder / "is-reached").exists():
             assert process.poll() is None, process.communicate()
             time.sleep(0.01)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Let the process continue."""
-        (self.folder / "goes-on").touch()
+        (self.folder / "is-released").touch()
 
     def patch(self) -> None:
-        """Replace the function, in the process that has to wait."""
+        """Replace the function in the process that must wait."""
         module, _, names = self.place.partition(":")
         *owners, name = names.split(".")
         owner: Any = importlib.import_module(module)
@@ -67,27 +67,27 @@ class Hold:
             owner = getattr(owner, one)
         original, calls = getattr(owner, name), count(1)
 
-        def held(*arguments: Any, **options: Any) -> Any:
+        def wait_and_call(*arguments: Any, **options: Any) -> Any:
             if next(calls) == self.call:
                 (self.folder / "is-reached").touch()
-                while not (self.folder / "goes-on").exists():
+                while not (self.folder / "is-released").exists():
                     time.sleep(0.01)
             return original(*arguments, **options)
 
-        setattr(owner, name, held)
+        setattr(owner, name, wait_and_call)
 
 
 def prepare() -> None:
-    """Make this process wait, if it is the one to hold."""
-    fields = json.loads(os.environ[_HOLD])
-    hold = Hold(Path(fields.pop("folder")), **fields)
+    """Make this process wait, if it is the process to block."""
+    fields = json.loads(os.environ[_BLOCKED_CALL])
+    blocked = BlockedCall(Path(fields.pop("folder")), **fields)
     is_first_start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-    if is_first_start and int(os.environ.get("RANK", "0")) == hold.rank:
-        hold.patch()
+    if is_first_start and int(os.environ.get("RANK", "0")) == blocked.rank:
+        blocked.patch()
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Kill a process and all processes that it started, unless it has ended."""
+    """Kill a process and all processes that it started, unless it has exited."""
     if process.poll() is None:
         for one in psutil.Process(process.pid).children(recursive=True):
             one.kill()
