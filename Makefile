@@ -74,7 +74,8 @@ browser: setup ## Install what the browser tests need; without it they are skipp
 	cd .venv && npm pack --silent axe-core@$(AXE) && mkdir -p axe-core && \
 		tar -xzf axe-core-$(AXE).tgz -C axe-core --strip-components 1
 
-screenshots: browser ## Make the screenshots of the README and the docs
+screenshots: browser ## Make the chart, the example report and the screenshots of the README and the docs
+	$(BIN)/python docs/speed_chart.py
 	$(BIN)/python docs/screenshots.py
 
 check: setup ## Check style, format, types, import contracts and the CI workflow

@@ -1,7 +1,8 @@
-"""Make the screenshots of the report and of the pages of serve and label: make screenshots.
+"""Make the example report, and screenshots of it and of the pages of serve and label.
 
-The script trains MiniLM on the bundled questions, unless it has done so before. Their texts may be
-published. It opens the pages in Chromium, which make browser installs.
+``make screenshots`` runs this script. It trains MiniLM on the bundled questions, unless it has done
+so before. Their texts may be published. It opens the pages in Chromium, which ``make browser``
+installs.
 """
 
 import io
@@ -23,6 +24,7 @@ from finetune.commands.report import report
 
 RUN = Path("runs/questions-minilm-full")
 PICTURES = Path(__file__).parent / "screenshots"
+EXAMPLE = Path(__file__).parent / "example-report.html"
 QUESTION = "How many moons does Mars have?"
 LABELS = 60
 # With a palette, a file has a third of its size, and looks the same.
@@ -91,7 +93,8 @@ def main() -> None:
             elif name == "labeling":
                 save_labeling(page)
             else:
-                page.goto(report(RUN).resolve().as_uri())
+                shutil.copyfile(report(RUN), EXAMPLE)
+                page.goto(EXAMPLE.resolve().as_uri())
                 save(page, name)
         browser.close()
 
