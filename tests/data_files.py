@@ -1,4 +1,4 @@
-"""Small files for tests of data: written in folders, archives and workbooks, and loaded."""
+"""Functions that write small tables, folders, archives and workbooks, and load them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ from finetune.tasks.base import Prediction
 
 @dataclass
 class Outcome:
-    """What was loaded, the texts and labels of each split, and the messages."""
+    """The loaded data, the texts and labels of each split, and the emitted messages."""
 
     loaded: LoadedData
     rows: dict[str, list[tuple[str, Any]]]
@@ -32,7 +32,7 @@ class Outcome:
 
 @contextmanager
 def messages() -> Iterator[list[str]]:
-    """Collect the messages of this context."""
+    """Collect the messages emitted in this context."""
     collected: list[str] = []
     with sent_to(lambda event: collected.append(getattr(event, "message", ""))):
         yield collected
@@ -84,7 +84,7 @@ def write_workbook(path: Path, sheets: Mapping[str, Sequence[Sequence[object]]])
 
 
 def add_predictions(source: Path, output: Path, values: Mapping[str, Any], **options: Any) -> Path:
-    """Write a table with the same prediction for each row; options are those of ``DataConfig``."""
+    """Add the same prediction to each row. The options are fields of ``OtherData``."""
     table = read_source(source, OtherData(**options))
     answers = PredictionFile(output, source=source)
     [texts] = answers.reading([Texts([""] * len(table.frame), source=table)])

@@ -135,7 +135,7 @@ MACHINES = {
 }
 
 
-def pretend(machine: Machine, patch: pytest.MonkeyPatch) -> None:
+def simulate(machine: Machine, patch: pytest.MonkeyPatch) -> None:
     """Make this process see another machine."""
     _pretend_system(machine, patch)
     patch.setattr(torch, "ones", _ones(machine))

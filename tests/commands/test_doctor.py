@@ -3,7 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from machines import MACHINES, pretend
+from machines import MACHINES, simulate
 from tiny_runs import Command
 
 from finetune.devices.cpu import CpuDevice
@@ -17,7 +17,7 @@ PARITY = ("doctor", "--parity", "--device", "cpu", "--batch-size", "7")
 def test_each_line_starts_with_a_status_and_remedies_follow_findings(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend(MACHINES["Rosetta"], monkeypatch)
+    simulate(MACHINES["Rosetta"], monkeypatch)
     outcome = command("doctor")
     assert outcome.code == 0
     assert outcome.errors == ""
@@ -38,7 +38,7 @@ def test_each_line_starts_with_a_status_and_remedies_follow_findings(
 def test_exit_code_is_4_if_the_device_does_not_work(
     name: str, device: str, code: int, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend(MACHINES[name], monkeypatch)
+    simulate(MACHINES[name], monkeypatch)
     outcome = command("doctor", "--device", device, "--json")
     assert (outcome.code, outcome.errors) == (code, "")
     statuses = {check["name"]: check["status"] for check in json.loads(outcome.output)["checks"]}

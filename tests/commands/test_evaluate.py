@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from machines import LINUX, pretend
+from machines import LINUX, simulate
 from tiny_runs import Command, at, press_ctrl_c, run_tiny
 
 import finetune
@@ -143,7 +143,7 @@ def test_device_can_be_set_by_an_environment_variable(
     name, *texts = command_and_texts
     monkeypatch.setenv("FINETUNE_DEVICE", "gpu")
     command(name, finished_run, *texts).assert_rejected(2, "FINETUNE_DEVICE", "gpu")
-    pretend(LINUX, monkeypatch)
+    simulate(LINUX, monkeypatch)
     monkeypatch.setenv("FINETUNE_DEVICE", "mps")
     command(name, finished_run, *texts).assert_rejected(4, "MPS")
     assert command(name, finished_run, *texts, "--device", "cpu").code == 0

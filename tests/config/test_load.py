@@ -25,7 +25,7 @@ WriteYaml = Callable[[str], str]
 
 @pytest.fixture
 def write_yaml(tmp_path: Path) -> WriteYaml:
-    """Write a file and return its name."""
+    """Return a function that writes a file and returns its name."""
 
     def write(text: str) -> str:
         path = tmp_path / "config.yaml"
@@ -45,7 +45,7 @@ def load(
     return load_config(file=file, environment=environment, flags=flags, assignments=assignments)
 
 
-def test_later_sources_win(write_yaml: WriteYaml) -> None:
+def test_later_sources_override_earlier_ones(write_yaml: WriteYaml) -> None:
     file = write_yaml("training: {seed: 1, batch_size: 1, max_steps: 1, weight_decay: 1}")
     loaded = load(
         file,
@@ -66,7 +66,7 @@ def test_later_sources_win(write_yaml: WriteYaml) -> None:
     }
 
 
-def test_an_unknown_option_is_answered_with_the_nearest(write_yaml: WriteYaml) -> None:
+def test_unknown_option_suggests_the_closest_name(write_yaml: WriteYaml) -> None:
     sources: dict[str, dict[str, Any]] = {
         "config.yaml": {"file": write_yaml("training: {learning_rte: 1}")},
         "FINETUNE_LEARNING_RTE": {"environment": {"FINETUNE_LEARNING_RTE": "1"}},
@@ -83,11 +83,11 @@ def test_an_unknown_option_is_answered_with_the_nearest(write_yaml: WriteYaml) -
 @pytest.mark.parametrize(
     ("text", "size_bytes"), [("4 gib", 4 * 2**30), ("1.5GiB", 3 * 2**29), ("2g", 2 * 10**9)]
 )
-def test_sizes_are_read_as_people_write_them(text: str, size_bytes: int) -> None:
+def test_sizes_are_parsed_with_common_units(text: str, size_bytes: int) -> None:
     assert parse_size(text, source="--memory") == size_bytes
 
 
-def test_a_configuration_reads_back_as_it_was_written(tmp_path: Path) -> None:
+def test_config_survives_a_yaml_round_trip(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     values = {"data": "größe: 1\n# 'a'", "train_layers": 2, "learning_rate": 3e-5, "header": False}
     config = change_options(Config(), values)
@@ -102,7 +102,7 @@ PRESETS = sorted(presets_folder().glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
-def test_every_preset_is_valid_and_says_what_it_is_for(path: Path) -> None:
+def test_each_preset_is_valid_and_starts_with_a_description(path: Path) -> None:
     load(str(path))
     assert path.read_text(encoding="utf-8").startswith("# ")
 
@@ -116,10 +116,10 @@ def test_every_preset_is_valid_and_says_what_it_is_for(path: Path) -> None:
         ("stsb_scores", ["sentence1", "sentence2"], "score", (0.5, 0.75), "regression"),
     ],
 )
-def test_a_preset_reads_the_columns_of_its_dataset(
+def test_preset_selects_the_columns_of_its_dataset(
     name: str, texts: Sequence[str], label: str, values: Sequence[Any], task: str, tmp_path: Path
 ) -> None:
-    """A table with these columns replaces the one of the Hub."""
+    """A local table with the same columns replaces the Hub dataset."""
     rows = [
         json.dumps({label: values[number % 2]} | {key: f"{key} {number}" for key in texts})
         for number in range(60)
@@ -132,7 +132,7 @@ def test_a_preset_reads_the_columns_of_its_dataset(
 
 
 @pytest.mark.parametrize("name", ["trec_head", "trec_head.yaml", "configs/trec_head.yaml"])
-def test_a_preset_is_found_by_its_name_from_anywhere(
+def test_preset_is_found_by_name_in_any_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -142,7 +142,7 @@ def test_a_preset_is_found_by_its_name_from_anywhere(
     assert find_preset("~/mine.yaml") == tmp_path / "mine.yaml"
 
 
-def test_a_default_is_a_comment_that_loads_once_its_mark_is_gone() -> None:
+def test_starter_config_lists_defaults_as_valid_comments() -> None:
     defaults = {name: option.default for name, option in OPTIONS.items()}
     text = make_starter(defaults, notes={"seed": "Any number will do."}, heading="A test.")
     assert yaml.safe_load(text) == {section.name: None for section in fields(Config)}

@@ -8,14 +8,14 @@ from finetune.config.schema import ModelConfig
 from finetune.model.structure import Structure, find_structure
 
 
-def test_a_mode_lists_parts_of_a_model_and_options_that_exist() -> None:
+def test_modes_refer_to_existing_parts_and_options() -> None:
     parts, options = ({one.name for one in fields(kind)} for kind in (Structure, ModelConfig))
     for kind in MODES.values():
         assert parts.issuperset(kind.trains)
         assert options.issuperset(kind.options)
 
 
-def test_a_new_mode_with_a_frozen_encoder_excludes_what_trains_an_encoder(
+def test_new_mode_with_a_frozen_encoder_excludes_encoder_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(MODES, "new", ModeKind(("output_layer",)))
@@ -24,7 +24,7 @@ def test_a_new_mode_with_a_frozen_encoder_excludes_what_trains_an_encoder(
 
 
 @pytest.mark.parametrize("name", ["last-N", "last-0", "last", "lora-2", "head-1", "Full"])
-def test_other_names_are_not_modes(name: str) -> None:
+def test_invalid_mode_names_are_rejected(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is not one of full, last-N, lora,"):
         Mode(name)
 
@@ -40,7 +40,7 @@ def test_other_names_are_not_modes(name: str) -> None:
         ({"freeze_core": True, "head": "classifier"}, "classifier"),
     ],
 )
-def test_the_options_of_the_model_select_the_mode(options: dict[str, object], mode: str) -> None:
+def test_model_options_select_the_mode(options: dict[str, object], mode: str) -> None:
     assert ModelConfig(**options).mode == mode  # type: ignore[arg-type]
 
 
@@ -48,7 +48,7 @@ def test_the_options_of_the_model_select_the_mode(options: dict[str, object], mo
     ("mode", "hidden_size", "rate"),
     [("full", 768, 5e-5), ("last-2", 384, 1e-4), ("head", 384, 5e-4)],
 )
-def test_the_default_learning_rate_follows_from_mode_and_width(
+def test_default_learning_rate_depends_on_mode_and_hidden_size(
     mode: str, hidden_size: int, rate: float
 ) -> None:
     structure = find_structure(tiny_model())
@@ -59,7 +59,7 @@ def test_the_default_learning_rate_follows_from_mode_and_width(
 @pytest.mark.parametrize(
     ("output_layer_input", "rate"), [(1.0, 7e-3), (0.07, 0.1), (0.123456, 0.057), (0.0, 0.01)]
 )
-def test_the_rate_of_an_output_layer_alone_follows_from_the_size_of_what_it_reads(
+def test_output_layer_learning_rate_depends_on_the_scale_of_its_input(
     output_layer_input: float, rate: float
 ) -> None:
     structure = replace(find_structure(tiny_model()), output_layer_input=output_layer_input)
@@ -80,7 +80,7 @@ def test_the_rate_of_an_output_layer_alone_follows_from_the_size_of_what_it_read
         ("classifier", 1000, 14, 1, 0, 5),
     ],
 )
-def test_defaults_follow_from_the_mode_and_the_rows(
+def test_defaults_depend_on_mode_and_steps_per_epoch(
     mode: str, steps_per_epoch: int, epochs: int, multiplier: float, decay: float, patience: int
 ) -> None:
     values = Mode(mode).defaults(steps_per_epoch=steps_per_epoch)

@@ -5,7 +5,7 @@ from dataclasses import fields
 from finetune.config.schema import OPTIONS, Config
 
 
-def test_every_option_has_a_name_of_its_own_and_help_in_a_sentence() -> None:
+def test_each_option_has_a_unique_name_and_a_help_sentence() -> None:
     kinds = typing.get_type_hints(Config).values()
     assert len(OPTIONS) == sum(len(fields(kind)) for kind in kinds)
     assert [

@@ -1,4 +1,4 @@
-"""Problems in the data."""
+"""Checks that find problems in the data."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -37,7 +37,7 @@ def rows_of(texts: list[str], labels: str) -> list[tuple[str, str]]:
     return list(zip(texts, labels, strict=True))
 
 
-def test_repeats_are_counted_exactly_and_up_to_case() -> None:
+def test_repeated_texts_are_counted_exactly_and_up_to_case() -> None:
     texts = ["Who?", "What?", "Who?", "who ?", "WHO?", "Who?", "what?"]
     assert checked(train=rows_of(texts, "aaaaaab"))["repeats"]["train"] == {
         **{"rows": 2, "texts": 1, "rows_up_to_case": 4, "texts_up_to_case": 2},
@@ -45,7 +45,7 @@ def test_repeats_are_counted_exactly_and_up_to_case() -> None:
     }
 
 
-def test_a_text_with_several_labels_is_a_conflict() -> None:
+def test_text_with_different_labels_is_a_conflict() -> None:
     texts = ["Why?", "Who?", "who? ", "What?", "What?", "How?", "HOW?"]
     assert checked(train=rows_of(texts, "dbaccef"))["conflicts"]["train"] == {
         "texts": 2,
@@ -56,7 +56,7 @@ def test_a_text_with_several_labels_is_a_conflict() -> None:
     }
 
 
-def test_rows_that_are_in_training_are_shown_with_both_labels() -> None:
+def test_training_rows_in_the_test_split_are_reported_with_both_labels() -> None:
     train = [
         ("What are the twin cities ?", "DESC"),
         ("Who is  it ?", "HUM"),
@@ -73,7 +73,7 @@ def test_rows_that_are_in_training_are_shown_with_both_labels() -> None:
     }
 
 
-def test_the_largest_class_is_compared_with_the_smallest_that_has_rows() -> None:
+def test_largest_class_is_compared_with_the_smallest_nonempty_class() -> None:
     assert [*find_imbalance({"a": 0, "b": 0})] == []
     large, rare = (one.message for one in find_imbalance({"a": 60, "b": 4, "c": 0, "d": 10}))
     assert large == "a has 15.0 times the training rows of b"
@@ -84,9 +84,7 @@ def test_the_largest_class_is_compared_with_the_smallest_that_has_rows() -> None
     ("lengths", "suggested"),
     [([13, 22, 48], 48), ([20] * 1000 + [39], 40), ([20] * 1000 + [400], 24), ([700] * 10, 512)],
 )
-def test_the_suggested_length_cuts_nothing_but_a_long_tail(
-    lengths: list[int], suggested: int
-) -> None:
+def test_suggested_length_truncates_only_a_long_tail(lengths: list[int], suggested: int) -> None:
     assert suggest_max_length(np.array(lengths), max_tokens=512) == suggested
 
 
@@ -102,7 +100,7 @@ def even_rows(count: int = 10) -> list[tuple[str, str]]:
         ([*even_rows(), ("more 1", "c"), ("more 2", "c")], [], "add rows"),
     ],
 )
-def test_each_oddity_has_its_remedy(
+def test_each_problem_has_a_remedy(
     train: list[tuple[str, str]], test: list[tuple[str, str]], remedy: str
 ) -> None:
     findings = checked(train=train, test=[("another text", "a"), *test])
@@ -119,8 +117,8 @@ def test_each_oddity_has_its_remedy(
     assert change.remedy.startswith(remedy)
 
 
-def letters_of(*scripts: str, words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
-    """Return a tokenizer that knows some words and the letters of some scripts."""
+def letter_tokenizer(*scripts: str, words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """Return a tokenizer whose vocabulary contains these words and the letters of these scripts."""
     pieces = [*"".join(scripts), *(f"##{one}" for one in "".join(scripts)), *words]
     vocabulary = {one: number for number, one in enumerate(dict.fromkeys(["[UNK]", *pieces]))}
     tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
@@ -131,27 +129,27 @@ def letters_of(*scripts: str, words: Sequence[str] = ()) -> PreTrainedTokenizerF
 @pytest.mark.parametrize(
     "text", ["фильм мне понравился", "η ταινία ήταν καλή", "영화가 재미있었어요", "फिल्म बहुत अच्छी"]
 )
-def test_a_vocabulary_with_letters_but_without_words_suggests_another_model(text: str) -> None:
+def test_vocabulary_of_single_letters_suggests_a_different_model(text: str) -> None:
     texts = pyarrow.chunked_array([[text] * 3])
-    found = suggest_model(letters_of(text), texts, unknown_tokens=0, tokens=100)
+    found = suggest_model(letter_tokenizer(text), texts, unknown_tokens=0, tokens=100)
     assert found is not None
     assert "only single letters" in found.message
     assert found.remedy.startswith("use --model bert-base-multilingual-cased")
-    knows = letters_of(text, words=text.split())
-    assert suggest_model(knows, texts, unknown_tokens=0, tokens=100) is None
+    tokenizer = letter_tokenizer(text, words=text.split())
+    assert suggest_model(tokenizer, texts, unknown_tokens=0, tokens=100) is None
 
 
 @pytest.mark.parametrize(
     "text",
     ["the film was good", "😀 “a” 😀 “b” fine", "今天天气很好", "映画はとてもよかった", "12 !", ""],
 )
-def test_words_in_latin_letters_and_without_spaces_may_be_spelt(text: str) -> None:
+def test_latin_words_and_unspaced_scripts_may_be_split_into_letters(text: str) -> None:
     texts = pyarrow.chunked_array([[text] * 3])
-    assert suggest_model(letters_of(text), texts, unknown_tokens=0, tokens=100) is None
+    assert suggest_model(letter_tokenizer(text), texts, unknown_tokens=0, tokens=100) is None
 
 
-def test_a_vocabulary_that_lacks_many_words_suggests_another_model() -> None:
-    suggest = partial(suggest_model, letters_of("a"), pyarrow.chunked_array([["a"]]))
+def test_many_unknown_tokens_suggest_a_different_model() -> None:
+    suggest = partial(suggest_model, letter_tokenizer("a"), pyarrow.chunked_array([["a"]]))
     assert suggest(unknown_tokens=5, tokens=100) is None
     assert suggest(unknown_tokens=0, tokens=0) is None
     found = suggest(unknown_tokens=65, tokens=100)
@@ -160,7 +158,7 @@ def test_a_vocabulary_that_lacks_many_words_suggests_another_model() -> None:
     assert found.remedy.startswith("use --model ")
 
 
-def test_the_words_of_a_footer_in_one_class_are_a_finding() -> None:
+def test_footer_words_that_identify_a_class_are_reported() -> None:
     task, labels = Single(["one", "two"]), ["one", "two"] * 40
     texts = [f"question {number // 2} about it" for number in range(80)]
 

@@ -1,6 +1,6 @@
-"""The columns of texts and labels, set or guessed: the correct ones, or the options to choose from.
+"""Text and label columns, from options or guessed. Ambiguous tables raise an error.
 
-A line of layouts.txt has names and kinds of columns, and the text, second text and label.
+Each line of layouts.txt lists column names and kinds, and the text, second text and label columns.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ IDS = ["1", "2", "3", "4"]
 
 
 def choice(*names: str, columns: list[list[str]], **options: str | None) -> Columns:
-    """Choose among columns; the options are text, text_pair and label."""
+    """Choose the columns of a table. The options are text, text_pair and label."""
     values = pyarrow.table(dict(zip(names, columns, strict=True)))
     named: dict[str, Any] = {f"{option}_column": name for option, name in options.items()}
     return choose_columns(values, DataConfig("films.csv", **named), table="films.csv")
@@ -34,14 +34,14 @@ def names_in(chosen: Columns) -> tuple[str, ...]:
     return tuple(chosen[one].name for one in options if one in chosen)
 
 
-def test_the_only_column_of_a_file_to_predict_has_the_texts() -> None:
+def test_only_column_of_a_prediction_file_is_the_text() -> None:
     for texts in (["yes", "no", "yes", "no"] * 3, ["https://a.example/1", "https://a.example/2"]):
         table, options = pyarrow.table({"said": texts}), DataConfig("films.csv")
         found = choose_columns(table, options, table="films.csv", wanted=("text_column",))
         assert names_in(found) == ("said",)
 
 
-def test_a_second_text_is_named_and_the_first_guessed_or_named() -> None:
+def test_text_pair_column_is_set_and_text_column_set_or_guessed() -> None:
     names, columns = ("says", "of", "label"), [TEXTS, [*TEXTS[1:], TEXTS[0]], MOODS]
     for text in (None, "says"):
         found = choice(*names, columns=columns, text_pair="of", text=text)
@@ -53,7 +53,7 @@ def test_a_second_text_is_named_and_the_first_guessed_or_named() -> None:
     assert "did you mean 'of'" in raised.value.remedy
 
 
-def test_columns_are_named_by_their_number_and_several_are_joined() -> None:
+def test_columns_can_be_selected_by_number_and_joined() -> None:
     names, columns = ("title", "review", "mood"), [TEXTS, TEXTS[::-1], MOODS]
     found = choice(*names, columns=columns, text="title,review", label="3")
     assert (found["text_column"].name, found["label_column"].name) == ("title,review", "mood")
@@ -66,7 +66,7 @@ def test_columns_are_named_by_their_number_and_several_are_joined() -> None:
     assert join_texts(table, ["a,b"]).to_pylist() == ["p", "q", "r"]
 
 
-def test_what_is_open_names_the_options_to_choose_from() -> None:
+def test_ambiguous_columns_raise_error_listing_options() -> None:
     texts = [f"The film number {row} was long." for row in range(60)]
     columns = [texts, [f"Again, {text}" for text in texts], [MOODS[row % 4] for row in range(60)]]
     with pytest.raises(UsageError, match="which column is the text: 'query', 'document'") as raised:
@@ -164,7 +164,7 @@ KINDS: dict[str, Callable[[int], str]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_right_columns_are_taken_or_asked_for(layout: str) -> None:
+def test_columns_of_published_layouts_are_guessed_or_rejected(layout: str) -> None:
     described, _, expected = layout.partition(" = ")
     RANDOM.seed(1)
     kinds = dict(column.replace("~", " ").split(":") for column in described.split())

@@ -1,4 +1,4 @@
-"""Corrected labels: decisions on suspects, and maps of class names."""
+"""Label corrections: decisions on suspects, and class-name maps."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def table(tmp_path: Path) -> Path:
     return write(tmp_path / "rows.csv", "text,label\nfirst,a\n,a\nsecond,b\nthird,b\nfourth,a\n")
 
 
-def test_decisions_change_and_drop_rows_by_their_number_in_the_table(table: Path) -> None:
+def test_decisions_change_and_drop_rows_by_row_number(table: Path) -> None:
     decisions = "decision,row,text\na,4,second\ndrop,5,third\nkeep,2,first\n,6,fourth\n"
     outcome = load(table, corrections=str(write(table.with_name("c.csv"), decisions)))
     assert outcome.rows["train"] == [("first", "a"), ("second", "a"), ("fourth", "a")]
@@ -26,7 +26,7 @@ def test_decisions_change_and_drop_rows_by_their_number_in_the_table(table: Path
     assert len(outcome.loaded.sources) == 2
 
 
-def test_numbers_and_several_labels_are_corrected_too(tmp_path: Path) -> None:
+def test_regression_and_multi_label_rows_can_be_corrected(tmp_path: Path) -> None:
     rows = "".join(f"text {number},{number / 7:.3f}\n" for number in range(30))
     table = write(tmp_path / "a.csv", "text,score\n" + rows)
     file = write(tmp_path / "c.csv", "decision,row,text\n9.5,4,text 2\ndrop,5,text 3\n")
@@ -49,7 +49,7 @@ def test_numbers_and_several_labels_are_corrected_too(tmp_path: Path) -> None:
         ("bb,4,second,b,train", DataError, "'bb' is not a class"),
     ],
 )
-def test_a_decision_that_does_not_fit_the_data_is_refused(
+def test_decision_that_does_not_match_the_data_is_rejected(
     decision: str, error: type[DataError], complaint: str, table: Path
 ) -> None:
     file = write(table.with_name("c.csv"), f"decision,row,text,label,split\n{decision}\n")
@@ -60,19 +60,19 @@ def test_a_decision_that_does_not_fit_the_data_is_refused(
 @pytest.mark.parametrize(
     ("content", "names"), [("label,into\nb,c\n", ["a", "c"]), ("b,a\n", ["a"])]
 )
-def test_a_map_renames_and_merges_classes(content: str, names: list[str], table: Path) -> None:
+def test_label_map_renames_and_merges_classes(content: str, names: list[str], table: Path) -> None:
     file = write(table.with_name("map.csv"), content)
     assert load(table, label_map=str(file)).loaded.task.class_names == names
 
 
 @pytest.mark.parametrize("decision", ["Keep", " KEEP ", "keep"])
-def test_the_case_of_a_decision_does_not_matter(decision: str, table: Path) -> None:
+def test_decisions_are_case_insensitive(decision: str, table: Path) -> None:
     rows = f"decision,row,text\n{decision},4,second\nDrop,5,third\nB,2,first\n"
     outcome = load(table, corrections=str(write(table.with_name("c.csv"), rows)))
     assert outcome.rows["train"] == [("first", "b"), ("second", "b"), ("fourth", "a")]
 
 
-def test_a_class_may_be_called_as_a_decision_is(tmp_path: Path) -> None:
+def test_class_can_have_the_name_of_a_decision(tmp_path: Path) -> None:
     table = write(tmp_path / "rows.csv", "text,label\none,Keep\ntwo,Drop\nthree,Keep\n")
     rows = "decision,row,text\nKeep,3,two\nkeep,2,one\n"
     outcome = load(table, corrections=str(write(tmp_path / "c.csv", rows)))
@@ -80,7 +80,9 @@ def test_a_class_may_be_called_as_a_decision_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("separator", [",", ";"])
-def test_a_decision_follows_its_text_and_label(separator: str, tmp_path: Path) -> None:
+def test_decision_applies_to_the_row_with_its_text_and_label(
+    separator: str, tmp_path: Path
+) -> None:
     before = "text,label\nfirst one,a\nsecond,b\nthird,b\nsecond,a\n"
     rows = "decision,split,row,text,label\na,test,3,Second ,b\ndrop,train,5,second,a\n"
     file = write(tmp_path / "c.csv", rows.replace(",", separator))
@@ -94,7 +96,7 @@ def test_a_decision_follows_its_text_and_label(separator: str, tmp_path: Path) -
     ]  # fmt: skip
 
 
-def test_classes_that_lose_their_rows_are_gone(tmp_path: Path) -> None:
+def test_classes_without_rows_are_removed(tmp_path: Path) -> None:
     lines = "".join(f"text {number},{'ab'[number % 2]}\n" for number in range(20))
     table = write(tmp_path / "rows.csv", f"text,label\nfirst,n/a\nsecond,n/a\n{lines}")
     file = write(tmp_path / "c.csv", "decision,row,text\na,2,first\ndrop,3,second\n")
@@ -106,7 +108,7 @@ def test_classes_that_lose_their_rows_are_gone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", ["n/a;", "n/a,", "n/a,\nb,c", "label,new\nn/a,", "n/a;;", '"n/a",""']
 )
-def test_a_map_may_empty_a_label(line: str, tmp_path: Path) -> None:
+def test_label_map_can_remove_labels(line: str, tmp_path: Path) -> None:
     lines = "".join(f"text {number},{'ab'[number % 2]}\n" for number in range(20))
     table = write(tmp_path / "rows.csv", f"text,label\nfirst,n/a\nsecond,n/a\n{lines}")
     outcome = load(table, label_map=str(write(tmp_path / "map.csv", f"{line}\n")))
@@ -119,7 +121,7 @@ def test_a_map_may_empty_a_label(line: str, tmp_path: Path) -> None:
     assert outcome.rows["train"][:2] == [("two", ["a"]), ("three", [])]
 
 
-def test_other_data_gets_the_decisions_on_its_rows(table: Path) -> None:
+def test_decisions_are_applied_to_new_data(table: Path) -> None:
     file = write(table.with_name("c.csv"), "decision,row,text,label\nc,4,second,b\nb,9,no,a\n")
     other = write(table.with_name("other.csv"), "text,label\nsecond,b\nnew,a\nsecond,a\n")
     emitted: list[Event] = []

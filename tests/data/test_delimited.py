@@ -1,4 +1,4 @@
-"""Text files: commas, semicolons, tabs, bars and encodings."""
+"""Delimited text files, their delimiters, quotes, headers and encodings."""
 
 import csv
 from pathlib import Path
@@ -33,7 +33,7 @@ def rows_of(columns: list[Any]) -> list[tuple[str, ...]]:
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
-def test_quotes_that_never_end_are_part_of_the_texts_between_tabs(tmp_path: Path) -> None:
+def test_unclosed_quotes_are_literal_in_tsv_files(tmp_path: Path) -> None:
     content = 'text\tlabel\n"Well, he said\ta\nThe "best" film\tb\n"Never again\ta\n'
     table, emitted = read(tmp_path, content, name="rows.tsv")
     assert table.columns["text"].to_pylist() == [
@@ -56,9 +56,7 @@ def test_quotes_that_never_end_are_part_of_the_texts_between_tabs(tmp_path: Path
         ("", "is empty"),
     ],
 )
-def test_what_does_not_parse_is_reported_with_its_line(
-    tmp_path: Path, content: str, complaint: str
-) -> None:
+def test_parse_errors_state_the_line(tmp_path: Path, content: str, complaint: str) -> None:
     with pytest.raises(DataUnreadableError, match=complaint) as raised:
         read(tmp_path, content)
     assert raised.value.remedy
@@ -74,7 +72,7 @@ def test_what_does_not_parse_is_reported_with_its_line(
     line_end=st.sampled_from(["\n", "\r\n"]),
     quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
 )
-def test_reading_gives_what_was_written(
+def test_written_csv_is_read_back_unchanged(
     tmp_path_factory: pytest.TempPathFactory,
     rows: list[tuple[str, str]],
     delimiter: str,
@@ -108,7 +106,7 @@ PRAISE = "".join(f"The film number {n} was a joy,good\nNever again {n},bad\n" fo
         (",remark\n0,a\n1,b\n", ["column1", "remark"]),
     ],
 )
-def test_a_header_row_is_distinguished_from_a_row_of_values(
+def test_header_row_is_distinguished_from_a_data_row(
     tmp_path: Path, content: str, names: list[str]
 ) -> None:
     table, emitted = read(tmp_path, content)
@@ -119,14 +117,14 @@ def test_a_header_row_is_distinguished_from_a_row_of_values(
     assert table.numbers[0] == 1 + has_header
 
 
-def test_the_user_has_the_last_word_on_the_header(tmp_path: Path) -> None:
+def test_header_option_overrides_the_guess(tmp_path: Path) -> None:
     assert read(tmp_path, "a,b\nc,d\n", header=False)[0].columns.num_rows == 2
     assert read(tmp_path, "1,2\nc,d\n", header=True)[0].columns.column_names == ["1", "2"]
     table, _ = read(tmp_path, "says,spam\na,spam\nb,ham\n", text_column="says")
     assert table.columns.column_names == ["says", "spam"]
 
 
-def test_blank_values_at_the_end_of_a_row_are_no_columns(tmp_path: Path) -> None:
+def test_trailing_blank_values_are_not_columns(tmp_path: Path) -> None:
     table, _ = read(tmp_path, "text,label\na,x,,\nb,y, ,\n")
     assert table.columns.to_pydict() == {"text": ["a", "b"], "label": ["x", "y"]}
     table, _ = read(tmp_path, "text,label,\na,x,\nb,y,note\n")
@@ -134,7 +132,7 @@ def test_blank_values_at_the_end_of_a_row_are_no_columns(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t"])
-def test_quotes_behind_a_backslash_are_read(tmp_path: Path, delimiter: str) -> None:
+def test_backslash_escaped_quotes_are_parsed(tmp_path: Path, delimiter: str) -> None:
     values = [r'"He said \"no, no\"\n"', r'"\"A\" ""film"", C:\new\\"', '"plain"', '"x"']
     lines = [delimiter.join(("text", "label")), *(f"{own}{delimiter}a" for own in values)]
     table, emitted = read(tmp_path, "\n".join(lines))
@@ -146,13 +144,13 @@ def test_quotes_behind_a_backslash_are_read(tmp_path: Path, delimiter: str) -> N
     assert "is read as a quote" not in emitted
 
 
-def test_spaces_before_quotes_are_left_out(tmp_path: Path) -> None:
+def test_spaces_before_quotes_are_ignored(tmp_path: Path) -> None:
     table, _ = read(tmp_path, '"text", "label"\n"one, two", "a"\n"three", "b, c"\n')
     assert table.columns.to_pydict() == {"text": ["one, two", "three"], "label": ["a", "b, c"]}
 
 
 @pytest.mark.parametrize("escaped", ["it''s, all, good", r"it\'s, all, good"])
-def test_values_may_be_in_single_quotes(tmp_path: Path, escaped: str) -> None:
+def test_values_can_be_in_single_quotes(tmp_path: Path, escaped: str) -> None:
     lines = (f"'{escaped} {number}','{'ab'[number % 2]}'" for number in range(12))
     table, emitted = read(tmp_path, "\n".join(("text,label", *lines)))
     assert table.columns["text"][0].as_py() == "it's, all, good 0"
@@ -178,7 +176,7 @@ def text_of(file: TextFile) -> str:
     return file.open().read()
 
 
-def test_a_detected_encoding_is_a_warning_unless_it_is_named() -> None:
+def test_detected_encoding_is_a_warning_unless_it_is_set() -> None:
     swedish = "text,label\n" + "Maten var väldigt god på restaurangen,bra\n" * 20
     with messages() as said:
         for encoding in (None, "cp1252"):
@@ -188,7 +186,7 @@ def test_a_detected_encoding_is_a_warning_unless_it_is_named() -> None:
     assert "detected as cp1252" in warning
 
 
-def test_an_encoding_that_is_named_is_taken() -> None:
+def test_encoding_option_is_used() -> None:
     content = ENCODED["koi8_r"].encode("koi8_r")
     assert text_of(find(content, encoding="koi8_r")) == ENCODED["koi8_r"]
     with pytest.raises(UsageError, match="'koi9'"):
@@ -198,7 +196,7 @@ def test_an_encoding_that_is_named_is_taken() -> None:
     assert "--encoding" in raised.value.remedy
 
 
-def test_a_binary_file_is_no_text_file() -> None:
+def test_binary_file_is_rejected() -> None:
     with pytest.raises(DataUnreadableError, match=r"greetings\.csv is not a text file"):
         find(bytes(range(256)) * 20)
 
@@ -211,7 +209,7 @@ def test_a_binary_file_is_no_text_file() -> None:
         (b"cut \xf0\x9f", "line 42 of .* unexpected end of data"),
     ],
 )
-def test_damage_behind_the_first_piece_of_a_file_is_reported_with_its_place(
+def test_damage_after_the_first_chunk_is_reported_with_its_line(
     damage: bytes, complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("finetune.data.encoding.CHUNK_BYTES", 64)
@@ -231,7 +229,7 @@ def test_damage_behind_the_first_piece_of_a_file_is_reported_with_its_place(
     ],
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-def test_rows_have_the_numbers_of_their_lines(
+def test_row_numbers_are_line_numbers(
     content: str, lines: list[int], encoding: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "report.csv"

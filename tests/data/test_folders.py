@@ -1,4 +1,4 @@
-"""Folders, archives and files that hold several tables, or texts in folders of their classes."""
+"""Folders, archives and files with several tables, and class folders with text files."""
 
 import bz2
 import gzip
@@ -48,7 +48,7 @@ def write_json(path: Path, files: Mapping[str, str]) -> Path:
 
 
 @pytest.mark.parametrize("write", [write_folder, write_zip, write_workbook, write_json])
-def test_tables_named_as_splits_are_the_splits(write: Any, tmp_path: Path) -> None:
+def test_tables_with_split_names_become_splits(write: Any, tmp_path: Path) -> None:
     files = {"train.csv": csv(TRAIN), "my_test.csv": csv(TEST), "sample.csv": "id,label\n1,0\n"}
     path = write(tmp_path / "d", files)
     outcome = load(path)
@@ -73,7 +73,9 @@ def test_tables_named_as_splits_are_the_splits(write: Any, tmp_path: Path) -> No
         ("part-00.csv part-01.csv", {"train"}),
     ],
 )
-def test_the_names_of_splits_are_found(names: str, splits: set[str], tmp_path: Path) -> None:
+def test_split_names_in_file_names_are_recognized(
+    names: str, splits: set[str], tmp_path: Path
+) -> None:
     rows = load(write_zip(tmp_path / "d", dict.fromkeys(names.split(), csv(TRAIN)))).rows
     assert set(rows) == splits
     assert len(rows["train"]) == (6 if "0" in names else 3)
@@ -89,7 +91,7 @@ def test_the_names_of_splits_are_found(names: str, splits: set[str], tmp_path: P
         {"./train/good/3.txt": "the film", "./train/bad/4.txt": "no end"},
     ],
 )
-def test_texts_are_read_from_folders_of_classes(
+def test_texts_are_read_from_class_folders(
     write: Any, files: Mapping[str, str], tmp_path: Path
 ) -> None:
     assert sorted(load(write(tmp_path / "d", files)).rows["train"]) == sorted(TRAIN[:2])
@@ -108,9 +110,7 @@ def test_texts_are_read_from_folders_of_classes(
         ("pos/1.txt neg/2.txt index.csv", "index.csv"),
     ],
 )
-def test_tables_that_are_not_read_are_named(
-    write: Any, files: str, ignored: str, tmp_path: Path
-) -> None:
+def test_ignored_tables_are_listed(write: Any, files: str, ignored: str, tmp_path: Path) -> None:
     other = csv([("other", "x"), ("text", "y")])
     unread = ignored.split(", ")
     contents = {name: other if name in unread else csv(TRAIN) for name in files.split()}
@@ -120,7 +120,7 @@ def test_tables_that_are_not_read_are_named(
     assert "other" not in str(outcome.rows)
 
 
-def test_other_files_are_no_classes(tmp_path: Path) -> None:
+def test_other_files_are_not_classes(tmp_path: Path) -> None:
     texts = {"train/neg/1_1.txt": "dull", "train/pos/0_9.txt": "great\nfun", "train/unsup/1": "?"}
     others = {"test/pos/7.txt": "schön", "test/neg/.hidden": "x", "train/neg/note.html": "<p>"}
     root = write_folder(tmp_path, {**texts, **others, "README": "about", "train/urls.txt": "x"})
@@ -133,14 +133,14 @@ def test_other_files_are_no_classes(tmp_path: Path) -> None:
         load_rows(OtherData(str(root)), task=Single(["neg", "pos"]))
 
 
-def test_the_file_in_another_encoding_than_the_others_is_named(tmp_path: Path) -> None:
+def test_file_in_a_different_encoding_is_reported(tmp_path: Path) -> None:
     root = write_folder(tmp_path, {"a/1": "schön", "b/1": "schön\ngrün"})
     (root / "b/2").write_bytes("one\nschön".encode("cp1252"))
     with pytest.raises(DataUnreadableError, match=r"line 2 of .*b/2 is not UTF-8"):
         load(root)
 
 
-def test_a_changed_file_changes_the_digest_of_its_folder(tmp_path: Path) -> None:
+def test_changed_file_changes_the_folder_digest(tmp_path: Path) -> None:
     for name, files in {"t": {"a.csv": csv(TRAIN)}, "c": {"a/1": "x", "b/1": "y"}}.items():
         folder = write_folder(tmp_path / name, files)
         before = digest_folder(folder)
@@ -148,7 +148,7 @@ def test_a_changed_file_changes_the_digest_of_its_folder(tmp_path: Path) -> None
         assert digest_folder(folder) != before
 
 
-def test_tables_of_tabs_are_no_texts_of_classes(tmp_path: Path) -> None:
+def test_tab_separated_txt_files_are_not_class_folders(tmp_path: Path) -> None:
     tabs = csv(TRAIN).replace(",", "\t")
     path = write_folder(tmp_path / "b", {"amazon.txt": tabs, "yelp.txt": tabs})
     with pytest.raises(DataError, match=r"no tables, and no \.txt files in folders") as raised:
@@ -157,7 +157,7 @@ def test_tables_of_tabs_are_no_texts_of_classes(tmp_path: Path) -> None:
     assert load(path, table="yelp.txt").rows == {"train": TRAIN}
 
 
-def test_a_dataset_saved_to_disk_is_refused_with_a_remedy(tmp_path: Path) -> None:
+def test_dataset_saved_to_disk_is_rejected_with_a_remedy(tmp_path: Path) -> None:
     train = Dataset.from_dict({"text": ["one", "two"], "label": ["a", "b"]})
     DatasetDict(train=train, test=train).save_to_disk(tmp_path / "saved")
     for saved in (tmp_path / "saved", tmp_path / "saved/train"):
@@ -175,7 +175,7 @@ def test_a_dataset_saved_to_disk_is_refused_with_a_remedy(tmp_path: Path) -> Non
         ("text,label\na start,\nan end,\n", "has no labels: label is empty", "finetune predict"),
     ],
 )
-def test_what_a_test_file_lacks_is_said(
+def test_test_file_without_labels_is_rejected(
     content: str, complaint: str, remedy: str, tmp_path: Path
 ) -> None:
     write_folder(tmp_path, {"a.csv": csv(TRAIN), "b.csv": content})
@@ -198,7 +198,7 @@ def read(path: Path) -> dict[str, list[str]]:
     return columns
 
 
-def test_a_packed_table_is_read_as_it_was(tmp_path: Path) -> None:
+def test_compressed_table_equals_the_original(tmp_path: Path) -> None:
     file = io.BytesIO()
     parquet.write_table(pyarrow.table(COLUMNS), file)
     for name, content in {"a.csv": CSV, "a.jsonl": LINES, "a.parquet": file.getvalue()}.items():
@@ -216,7 +216,7 @@ def test_a_packed_table_is_read_as_it_was(tmp_path: Path) -> None:
     assert [row["label"] for row in texts.records()] == COLUMNS["label"]
 
 
-def test_what_can_not_be_unpacked_is_refused(tmp_path: Path) -> None:
+def test_damaged_archive_is_rejected(tmp_path: Path) -> None:
     two = write_zip(tmp_path / "two", {"a.csv": CSV, "b.csv": CSV}).read_bytes()
     for start in (gzip.compress(CSV)[:-9], gzip.compress(CSV)[:3], two[:-30]):
         (tmp_path / "cut.csv").write_bytes(start)

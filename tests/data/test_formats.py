@@ -1,4 +1,4 @@
-"""Files in all formats, and exports of labeling tools: the same rows, or what the file is."""
+"""All file formats and labeling-tool exports. Other files are rejected with their format."""
 
 import gzip
 import io
@@ -37,14 +37,14 @@ def columns_of(table: RawTable) -> dict[str, list[str]]:
 
 
 def read_lines(folder: Path, *lines: object) -> RawTable:
-    """Write lines, as JSON unless they are text, and read them."""
+    """Write lines, as JSON unless they are strings, and read them."""
     path = folder / "rows.jsonl"
     written = (line if isinstance(line, str) else json.dumps(line) for line in lines)
     path.write_text("\n".join(written), encoding="utf-8")
     return read(path)
 
 
-def test_json_lines_become_columns_of_text(tmp_path: Path) -> None:
+def test_json_lines_become_text_columns(tmp_path: Path) -> None:
     table = read_lines(
         tmp_path,
         {"text": "null", "label": 1, "tags": ["a"]},
@@ -61,7 +61,7 @@ def test_json_lines_become_columns_of_text(tmp_path: Path) -> None:
     assert table.numbers.tolist() == [1, 3, 4]
 
 
-def test_half_a_character_becomes_a_replacement(tmp_path: Path) -> None:
+def test_lone_surrogate_becomes_a_replacement_character(tmp_path: Path) -> None:
     table = read_lines(tmp_path, r'{"text": "cut \ud83d", "label": "\ud83d\ude00"}')
     assert columns_of(table)["text"] == ["cut �"]
     assert columns_of(table)["label"] == ["😀"]
@@ -74,13 +74,15 @@ def test_half_a_character_becomes_a_replacement(tmp_path: Path) -> None:
         ('["a", "b"]', "no list of objects"),
     ],
 )
-def test_a_line_that_is_no_object_is_an_error(tmp_path: Path, line: str, complaint: str) -> None:
+def test_json_line_that_is_not_an_object_is_rejected(
+    tmp_path: Path, line: str, complaint: str
+) -> None:
     with pytest.raises(DataUnreadableError, match=complaint) as raised:
         read_lines(tmp_path, {"text": "good", "label": "a"}, line)
     assert raised.value.remedy
 
 
-def test_parquet_of_datasets_keeps_the_names_of_its_classes(tmp_path: Path) -> None:
+def test_parquet_written_by_datasets_keeps_its_class_names(tmp_path: Path) -> None:
     features = Features(
         {
             "text": Value("large_string"),
@@ -97,7 +99,7 @@ def test_parquet_of_datasets_keeps_the_names_of_its_classes(tmp_path: Path) -> N
     assert table.place(3) == f"row 3 of {path}"
 
 
-def test_lists_of_numbered_classes_are_lists_of_their_names(tmp_path: Path) -> None:
+def test_lists_of_class_numbers_become_lists_of_names(tmp_path: Path) -> None:
     own = {"feature": {"_type": "ClassLabel", "names": ['"x"', "y"]}, "_type": "List"}
     names = {"info": {"features": {"label": own}}}
     table = pyarrow.table({"label": [[1, 0], None, [], [-1]]})
@@ -112,13 +114,13 @@ def test_lists_of_numbered_classes_are_lists_of_their_names(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "metadata", ["{}", "[]", "3", "not JSON", '{"info": {"features": {"a": {"_type": "Unheard"}}}}']
 )
-def test_metadata_of_another_kind_names_no_classes(tmp_path: Path, metadata: str) -> None:
+def test_unrelated_metadata_is_ignored(tmp_path: Path, metadata: str) -> None:
     table = pyarrow.table({"label": [1, 0]}).replace_schema_metadata({"huggingface": metadata})
     parquet.write_table(table, tmp_path / "a.parquet")
     assert columns_of(read(tmp_path / "a.parquet")) == {"label": ["1", "0"]}
 
 
-def test_columns_that_are_left_out_are_named(tmp_path: Path) -> None:
+def test_ignored_columns_are_listed(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a", "tags": [0.5], "more": {"y": 1}}\n')
     parquet.write_table(pyarrow.table({"text": ["a"], "tags": [[0.5]]}), tmp_path / "b.parquet")
     with messages() as said:
@@ -153,7 +155,7 @@ VALUES = (
 
 @settings(max_examples=80)
 @given(columns=st.dictionaries(st.sampled_from(["text", "label", "é"]), VALUES, min_size=1))
-def test_values_read_by_column_are_as_read_by_row(
+def test_columns_and_rows_are_converted_to_equal_values(
     tmp_path_factory: pytest.TempPathFactory, columns: dict[str, list[Any]]
 ) -> None:
     expected = {name: [as_text(value) for value in values] for name, values in columns.items()}
@@ -201,7 +203,9 @@ def rows_of(table: RawTable) -> list[tuple[str, ...]]:
         ("behind.ft", "".join(f"{text} __label__{label}\n" for text, label in ROWS)),
     ],
 )
-def test_every_shape_gives_the_rows(name: str, content: str, tmp_path: Path) -> None:
+def test_each_json_and_fasttext_layout_gives_the_same_rows(
+    name: str, content: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
     table = read(tmp_path / name)
     found = {frozenset(row) for row in rows_of(table)}
@@ -210,7 +214,7 @@ def test_every_shape_gives_the_rows(name: str, content: str, tmp_path: Path) -> 
     assert str(tmp_path / name) in table.place(1)
 
 
-def test_several_labels_of_a_line_are_a_list(tmp_path: Path) -> None:
+def test_several_fasttext_labels_become_a_list(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("__label__a, __label__b one __label__\n\n__label__a two\n")
     assert rows_of(read(tmp_path / "a.txt")) == [("one __label__", '["a", "b"]'), ("two", '["a"]')]
 
@@ -284,7 +288,7 @@ OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)
     ],
     ids=lambda value: "file" if isinstance(value, bytes) else value,  # a ZIP file contains the time
 )  # fmt: skip
-def test_what_is_no_table_is_named_for_what_it_is(
+def test_file_that_is_not_a_table_is_rejected_with_its_format(
     name: str, content: bytes, complaint: str, remedy: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
@@ -294,7 +298,7 @@ def test_what_is_no_table_is_named_for_what_it_is(
     assert name.partition(".")[0] in raised.value.message
 
 
-def test_a_member_is_chosen_by_its_name(tmp_path: Path) -> None:
+def test_table_option_selects_an_archive_member_or_json_key(tmp_path: Path) -> None:
     table = "text,label\nthe film,good\n"
     write_zip(tmp_path / "a.zip", {"in/x.csv": table, "in/y.csv": "a,b\nc,d\n"})
     for member in ("in/x.csv", "x.csv", "x"):
@@ -391,7 +395,7 @@ def frame_of(content: list[dict[str, Any]] | str) -> pandas.DataFrame:
 
 
 def write_export(content: list[dict[str, Any]] | str, source: str, folder: Path) -> Path:
-    """Write an export in the format of a suffix, or as a table that is in memory."""
+    """Write an export in the format of a suffix, or as an in-memory table."""
     path, frame = folder / f"export{source}", frame_of(content)
     if source == "frame":
         return write_table(frame, folder)
@@ -411,7 +415,9 @@ def write_export(content: list[dict[str, Any]] | str, source: str, folder: Path)
     ("source", "name"),
     [(source, name) for source, names in SOURCES.items() for name in sorted(names)],
 )
-def test_an_export_is_loaded_from_every_source(source: str, name: str, tmp_path: Path) -> None:
+def test_labeling_tool_export_is_loaded_from_each_format(
+    source: str, name: str, tmp_path: Path
+) -> None:
     content, labels = EXPORTS[name]
     table = read_file(write_export(content, source, tmp_path), DataConfig()).columns
     column = "topic" if "topic" in table.column_names else "label"
@@ -421,7 +427,7 @@ def test_an_export_is_loaded_from_every_source(source: str, name: str, tmp_path:
 
 
 @pytest.mark.parametrize("source", [".json", ".xlsx", "frame"])
-def test_an_export_of_prodigy_keeps_columns_of_the_user(source: str, tmp_path: Path) -> None:
+def test_prodigy_export_keeps_user_columns(source: str, tmp_path: Path) -> None:
     answers = ["accept", "REJECT", "", "Accept"]
     content = [
         {"Ticket": f"T{row}", "body": "a", "label": "xy"[row % 2], "answer": answer, "_is": 1}
@@ -433,7 +439,7 @@ def test_an_export_of_prodigy_keeps_columns_of_the_user(source: str, tmp_path: P
     }  # fmt: skip
 
 
-def test_answers_without_labels_are_a_column_of_the_user(tmp_path: Path) -> None:
+def test_answer_column_without_labels_is_a_user_column(tmp_path: Path) -> None:
     table = read_lines(tmp_path, {"text": "a", "answer": "accept"}, {"text": "b", "answer": ""})
     assert columns_of(table) == {"text": ["a", "b"], "answer": ["accept", ""]}
 
@@ -453,7 +459,7 @@ def test_answers_without_labels_are_a_column_of_the_user(tmp_path: Path) -> None
          "; 'responses' has objects with label"),
     ],
 )  # fmt: skip
-def test_an_error_describes_nested_columns(
+def test_error_describes_nested_columns(
     record: dict[str, Any], words: str, source: str, tmp_path: Path
 ) -> None:
     path = write_export([record] * 4, source, tmp_path)
@@ -466,7 +472,7 @@ def test_an_error_describes_nested_columns(
         assert words.partition("; ")[2] in raised.value.message
 
 
-def test_bytes_and_vectors_in_parquet_are_described_and_not_read(tmp_path: Path) -> None:
+def test_bytes_and_vectors_in_parquet_are_described_but_not_read(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     picture = {"bytes": b"x", "path": "x.png"}
     columns = {"text": ["a"], "label": [b"x"], "picture": [picture], "vector": [[0.5]]}
@@ -479,7 +485,7 @@ def test_bytes_and_vectors_in_parquet_are_described_and_not_read(tmp_path: Path)
         load(path)
 
 
-def test_each_annotation_of_a_task_is_a_row_with_its_index() -> None:
+def test_each_annotation_of_a_task_becomes_a_row() -> None:
     twice = task({"choices": ["x"]})
     twice["annotations"] *= 2
     converted = convert(frame_of([task({"choices": ["y"]}), twice]))
@@ -496,7 +502,7 @@ def test_each_annotation_of_a_task_is_a_row_with_its_index() -> None:
         (listed([[[0, 1, "x"]]], Comments=[]), "doccano"),
     ],
 )
-def test_labels_of_parts_of_texts_are_refused(content: list[dict[str, Any]], tool: str) -> None:
+def test_span_labels_are_rejected(content: list[dict[str, Any]], tool: str) -> None:
     with pytest.raises(DataError, match=tool) as raised:
         convert(frame_of(content))
     assert "export" in raised.value.remedy

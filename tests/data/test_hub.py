@@ -1,4 +1,4 @@
-"""Datasets of the Hub, from a local server that answers as it does, and TREC in all copies."""
+"""Hub datasets from a local server, and TREC from raw files and from the Hub."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def hub(tmp_path: Path, folder: Path, converted: Path) -> Iterator[HubServer]:
 
 
 def write_parquet(path: Path, *texts: str, labels: list[int] | None = None) -> None:
-    """Write rows, by default with alternating labels."""
+    """Write rows with these labels, or with alternating ones."""
     path.parent.mkdir(parents=True, exist_ok=True)
     features = Features({"text": Value("string"), "label": ClassLabel(names=CLASSES)})
     numbers = labels or [number % 2 for number in range(len(texts))]
@@ -62,9 +62,7 @@ def texts_of(name: str = SET) -> dict[str, list[str]]:
     return {split: [text for text, _ in rows] for split, rows in load(f"hub:{name}").rows.items()}
 
 
-def test_parquet_files_of_the_repository_are_taken_with_their_classes(
-    hub: HubServer, folder: Path
-) -> None:
+def test_parquet_files_are_loaded_with_their_class_names(hub: HubServer, folder: Path) -> None:
     write_parquet(folder / "data/train-00000-of-00002.parquet", "a", "b")
     write_parquet(folder / "data/train-00001-of-00002.parquet", "c")
     write_parquet(folder / "data/validation-00000-of-00001.parquet", "d")
@@ -81,7 +79,7 @@ def test_parquet_files_of_the_repository_are_taken_with_their_classes(
     assert outcome.loaded.task.class_names == CLASSES
 
 
-def test_the_converted_branch_serves_a_set_that_a_script_makes(
+def test_dataset_with_a_script_is_loaded_from_the_converted_branch(
     hub: HubServer, folder: Path, converted: Path
 ) -> None:
     (folder / "rows.py").write_text("raise SystemExit('a script was run')")
@@ -92,7 +90,7 @@ def test_the_converted_branch_serves_a_set_that_a_script_makes(
     assert "rows.py" not in hub.downloads()
 
 
-def test_one_of_several_data_sets_is_named_behind_a_colon(hub: HubServer, folder: Path) -> None:
+def test_dataset_configuration_is_selected_after_a_colon(hub: HubServer, folder: Path) -> None:
     for part in ("mrpc", "rte"):
         name = f"{part}/train-00000-of-00001.parquet"
         write_parquet(folder / name, f"{part} a", f"{part} b")
@@ -105,7 +103,9 @@ def test_one_of_several_data_sets_is_named_behind_a_colon(hub: HubServer, folder
         texts_of(f"{SET}:sst2")
 
 
-def test_a_revision_is_taken_as_it_is(hub: HubServer, folder: Path, converted: Path) -> None:
+def test_revision_is_loaded_without_the_converted_branch(
+    hub: HubServer, folder: Path, converted: Path
+) -> None:
     write_parquet(folder / "train.parquet", "a", "b")
     assert texts_of(f"{SET}@{MAIN_COMMIT}") == {"train": ["a", "b"]}
     with pytest.raises(DataNotFoundError, match="revision"):
@@ -116,7 +116,7 @@ def test_a_revision_is_taken_as_it_is(hub: HubServer, folder: Path, converted: P
         texts_of(f"{SET}@{MAIN_COMMIT}")
 
 
-def test_a_test_split_without_labels_is_left_out(hub: HubServer, folder: Path) -> None:
+def test_test_split_without_labels_is_skipped(hub: HubServer, folder: Path) -> None:
     write_parquet(folder / "train.parquet", "a", "b")
     write_parquet(folder / "test.parquet", "c", "d", labels=[-1, -1])
     outcome = load(f"hub:{SET}")
@@ -125,7 +125,7 @@ def test_a_test_split_without_labels_is_left_out(hub: HubServer, folder: Path) -
 
 
 @pytest.mark.parametrize("is_converted", [True, False])
-def test_the_cache_serves_a_set_when_the_hub_does_not_answer(
+def test_dataset_is_loaded_from_the_cache_when_offline(
     hub: HubServer, tmp_path: Path, folder: Path, converted: Path, is_converted: bool
 ) -> None:
     if is_converted:
@@ -143,7 +143,7 @@ def test_the_cache_serves_a_set_when_the_hub_does_not_answer(
         assert hub.requests == []
 
 
-def test_a_set_that_was_loaded_in_part_is_not_taken_for_the_whole(
+def test_incomplete_download_is_not_used(
     hub: HubServer, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
@@ -160,7 +160,9 @@ def test_a_set_that_was_loaded_in_part_is_not_taken_for_the_whole(
         texts_of()
 
 
-def test_what_can_not_be_fetched_is_an_error(hub: HubServer, tmp_path: Path, folder: Path) -> None:
+def test_missing_dataset_raises_an_error_with_a_remedy(
+    hub: HubServer, tmp_path: Path, folder: Path
+) -> None:
     with pytest.raises(DataNotFoundError, match="no complete training split") as raised:
         texts_of()
     assert "script" in raised.value.remedy
@@ -174,7 +176,7 @@ def test_what_can_not_be_fetched_is_an_error(hub: HubServer, tmp_path: Path, fol
         texts_of()
 
 
-# Invented questions in TREC's format, with fine class names that several coarse classes share.
+# Invented questions in TREC format. Several coarse classes share a fine class name.
 ROWS = [
     ("DESC:manner", "How does one fold a paper boat ?"),
     ("ENTY:other", "What do tailors keep pins in ?"),
@@ -204,7 +206,7 @@ def write_raw(folder: Path, *, train: int = len(ROWS), test: int = 0) -> Path:
 
 
 def write_trec(path: Path, rows: list[tuple[str, str]]) -> None:
-    """Write rows of fine class and text in the Hub's format, with the classes in another order."""
+    """Write rows of fine class and text in the Hub format, with a different class order."""
     features = Features(
         {"text": Value("string"), "fine_label": ClassLabel(names=sorted(FINE, reverse=True))}
     )
@@ -213,7 +215,7 @@ def write_trec(path: Path, rows: list[tuple[str, str]]) -> None:
     Dataset.from_dict(content, features=features).to_parquet(path)
 
 
-def test_raw_files_become_texts_and_classes(tmp_path: Path) -> None:
+def test_raw_trec_files_become_texts_and_classes(tmp_path: Path) -> None:
     table = read_trec(write_raw(tmp_path, test=3))
     assert {split: len(rows) for split, rows in table.items()} == {"train": 10, "test": 3}
     types = {field.name: str(field.type) for field in table["train"].schema}
@@ -223,7 +225,7 @@ def test_raw_files_become_texts_and_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("label", ["label-coarse", "label-fine"])
-def test_the_files_of_the_hub_equal_the_raw_files(tmp_path: Path, label: str) -> None:
+def test_hub_files_equal_the_raw_trec_files(tmp_path: Path, label: str) -> None:
     for split, count in (("train", 10), ("test", 4)):
         write_trec(tmp_path / f"hub/default/{split}/0000.parquet", ROWS[:count])
     raw = read_trec(write_raw(tmp_path / "raw", test=4), label=label)
@@ -236,7 +238,7 @@ def test_the_files_of_the_hub_equal_the_raw_files(tmp_path: Path, label: str) ->
         assert fetched[split].equals(rows)
 
 
-def test_without_any_network_the_remedy_names_the_ways_out(
+def test_network_error_suggests_bundled_questions_and_data_dir(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
@@ -249,14 +251,14 @@ def test_without_any_network_the_remedy_names_the_ways_out(
     assert "--data-dir" in raised.value.remedy
 
 
-def test_a_missing_folder_or_file_is_named(tmp_path: Path) -> None:
+def test_missing_trec_folder_or_file_is_reported(tmp_path: Path) -> None:
     for folder in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(DataNotFoundError, match=rf"{folder}/train_5500\.label"):
             read_trec(folder)
 
 
 @pytest.mark.parametrize("line", ["What is this ?", "NUM:date", "NUM:never When ?", "x" * 500])
-def test_a_line_that_does_not_parse_is_reported_with_its_number(tmp_path: Path, line: str) -> None:
+def test_invalid_trec_line_is_reported_with_its_number(tmp_path: Path, line: str) -> None:
     path = write_raw(tmp_path, train=2) / "train_5500.label"
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(DataUnreadableError, match=f"line 3 of {path}") as raised:
@@ -267,9 +269,9 @@ def test_a_line_that_does_not_parse_is_reported_with_its_number(tmp_path: Path, 
 
 @pytest.mark.skipif(
     not (TREC_DIR / "train_5500.label").is_file(),
-    reason="needs TREC's train_5500.label in the folder TREC_DIR",
+    reason="needs train_5500.label in the folder TREC_DIR",
 )
-def test_the_published_training_file_has_the_published_counts() -> None:
+def test_trec_training_file_has_the_published_class_counts() -> None:
     train = read_trec(TREC_DIR)["train"]
     assert len(train) == 5452
     counts = Counter(COARSE[number] for number in train["label"].to_pylist())

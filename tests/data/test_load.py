@@ -1,4 +1,4 @@
-"""From the name of data to its splits: other files, corrected labels, and texts without labels."""
+"""From a data source to its splits, unlabeled texts and class descriptions."""
 
 import gc
 import gzip
@@ -26,7 +26,7 @@ from finetune.tasks.single import Single
 from finetune.tokenization.encode import encode_texts
 
 
-def test_a_file_is_read_with_those_beside_it(tmp_path: Path) -> None:
+def test_file_is_loaded_with_its_test_file(tmp_path: Path) -> None:
     first = write(tmp_path / "a.csv", "text,label\nyes,1\nno,0\n")
     second = write(tmp_path / "b.csv", "text,label\nno way,0\n")
     outcome = load(first, test_file=str(second), text_column="text", label_column="label")
@@ -48,7 +48,7 @@ def test_a_file_is_read_with_those_beside_it(tmp_path: Path) -> None:
         ("hub:acme/rows", {"label": "label-fine"}, "--label"),
     ],
 )
-def test_an_option_that_the_data_does_not_know_is_refused(
+def test_option_that_does_not_apply_to_the_data_is_rejected(
     source: str, options: dict[str, Any], flag: str
 ) -> None:
     with pytest.raises(UsageError, match=f"{source} can't be used with {flag}") as raised:
@@ -56,13 +56,13 @@ def test_an_option_that_the_data_does_not_know_is_refused(
     assert "drop it" in raised.value.remedy
 
 
-def test_a_name_that_is_not_utf8_is_refused_at_the_start() -> None:
+def test_file_name_that_is_not_utf8_is_rejected() -> None:
     for name, options in (("caf\udce9.csv", {}), ("trec", {"data_dir": "caf\udce9"}), ("a\0", {})):
         with pytest.raises(UsageError, match="is not UTF-8"):
             load(name, **options)
 
 
-def test_all_rows_of_other_data_get_the_numbers_of_the_classes_of_a_run(tmp_path: Path) -> None:
+def test_new_data_uses_the_class_numbers_of_the_run(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "text,label\nyes,b\nno,a\n")
     options = OtherData(str(path), test_file="other.csv")
     rows = load_rows(options, task=Single(["c", "b", "a"]))
@@ -84,9 +84,7 @@ def load_unlabeled(tmp_path: Path, *lines: str, **options: Any) -> list[str] | N
     return None if unlabeled is None else sorted(unlabeled["text"].to_pylist())
 
 
-def test_rows_without_a_label_are_kept_once_and_only_if_no_split_has_the_text(
-    tmp_path: Path,
-) -> None:
+def test_unlabeled_rows_are_deduplicated_and_absent_from_splits(tmp_path: Path) -> None:
     lines = ("what is new,", "what is new,", "question 7,", '"  ",')
     assert load_unlabeled(tmp_path, *lines) == ["what is new"]
     assert load_unlabeled(tmp_path, *lines, unlabeled="none") is None
@@ -101,7 +99,7 @@ def test_rows_without_a_label_are_kept_once_and_only_if_no_split_has_the_text(
         ("new.jsonl", '{"text": "one"}\n{"text": "two"}\n{"text": null}\n{"text": "question 7"}\n'),
     ],
 )
-def test_texts_of_a_file_are_read_as_they_are(tmp_path: Path, name: str, content: str) -> None:
+def test_unlabeled_file_is_read_with_all_its_texts(tmp_path: Path, name: str, content: str) -> None:
     file = tmp_path / name
     file.write_text(content)
     texts = load_unlabeled(tmp_path, "not this one,", unlabeled=str(file))
@@ -132,14 +130,14 @@ def describe(tmp_path: Path, name: str, content: str, **options: Any) -> dict[st
                     '{"about": "money added", "id": "top-up"}\n'),
     ],
 )  # fmt: skip
-def test_descriptions_of_classes_are_found_in_any_table(
+def test_class_descriptions_are_read_from_any_table(
     tmp_path: Path, name: str, content: str
 ) -> None:
     expected = {"card_fee": "a fee, charged", "top-up": "money added"}
     assert describe(tmp_path, name, content) == expected
 
 
-def test_a_class_without_a_description_keeps_its_name(tmp_path: Path) -> None:
+def test_class_without_a_description_keeps_its_name(tmp_path: Path) -> None:
     events: list[Event] = []
     with sent_to(events.append):
         described = describe(tmp_path, "a.csv", "top-up,money added\ncard_fee,\n")
@@ -148,7 +146,7 @@ def test_a_class_without_a_description_keeps_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["topup,money added\ncard_fee,a fee\n", "good,bad\nup,down\n"])
-def test_wrong_descriptions_are_errors(tmp_path: Path, content: str) -> None:
+def test_invalid_class_descriptions_are_rejected(tmp_path: Path, content: str) -> None:
     with pytest.raises(DataError, match="a class and its description in each row") as raised:
         describe(tmp_path, "a.csv", content)
     assert "the classes are card_fee, top-up" in raised.value.remedy
@@ -170,7 +168,7 @@ def texts_in(path: Path, *, as_lines: bool = False, **options: str | None) -> li
         ("rows.txt", "é\n" * 400_000 + "\xff\n", "line 400001 of "),
     ],
 )
-def test_a_file_that_does_not_parse_is_refused_before_its_first_row(
+def test_invalid_file_is_rejected_before_its_first_row(
     name: str, content: str, word: str, tmp_path: Path
 ) -> None:
     path = tmp_path / name
@@ -179,7 +177,7 @@ def test_a_file_that_does_not_parse_is_refused_before_its_first_row(
         texts_in(path)
 
 
-def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
+def test_memory_is_independent_of_the_number_of_lines(tmp_path: Path) -> None:
     path = tmp_path / "t.txt"
 
     def peak_bytes(lines: int) -> int:
@@ -195,7 +193,7 @@ def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
     assert peak_bytes(80_000) < 1.2 * peak_bytes(40_000)
 
 
-def test_what_is_no_text_is_not_classified(tmp_path: Path) -> None:
+def test_bytes_and_objects_are_not_read_as_texts(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(r'{"more": {"a": "a long text"}, "said": "cut \ud83d here"}' + "\n{}\n")
     assert texts_in(path) == ["cut � here", ""]
@@ -204,7 +202,7 @@ def test_what_is_no_text_is_not_classified(tmp_path: Path) -> None:
         texts_in(tmp_path / "rows.parquet")
 
 
-def test_lines_below_the_columns_of_a_run_are_a_table(tmp_path: Path) -> None:
+def test_txt_file_with_the_columns_of_a_run_is_read_as_a_table(tmp_path: Path) -> None:
     path = tmp_path / "rows.txt"
     path.write_text("Nr\tAntwort\n1\tsehr gut\n2\tna ja\n")
     options = OtherData(str(path), earlier_columns={"text_column": "Antwort"})
@@ -216,7 +214,7 @@ def test_lines_below_the_columns_of_a_run_are_a_table(tmp_path: Path) -> None:
     assert texts_in(path, as_lines=True) == ["Grüße"]
 
 
-def test_packed_lines_are_unpacked(tmp_path: Path) -> None:
+def test_gzipped_lines_are_decompressed(tmp_path: Path) -> None:
     (tmp_path / "rows.txt.gz").write_bytes(gzip.compress("schön\n\nfein\n".encode()))
     assert texts_in(tmp_path / "rows.txt.gz") == ["schön", "", "fein"]
 
@@ -232,19 +230,19 @@ class Pipe(io.BytesIO):
         return self.chunks.pop(0)
 
 
-def test_lines_are_yielded_as_soon_as_they_are_whole() -> None:
+def test_lines_are_yielded_as_soon_as_they_are_complete() -> None:
     pieces = read_lines(Pipe(b"one\ntw", b"o\n\xc3", b"\xa4\n\nend"), name="x", encoding=None)
     assert [piece.texts for piece in pieces] == [["one"], ["two"], ["ä", ""], ["end"]]
 
 
-def test_a_line_in_another_encoding_is_named() -> None:
+def test_line_in_a_different_encoding_is_reported() -> None:
     pieces = read_lines(Pipe(b"one\ntwo\n", b"three\ncaf\xe9\n"), name="x", encoding=None)
     assert next(pieces).texts == ["one", "two"]
     with pytest.raises(DataUnreadableError, match="line 4 of x"):
         next(pieces)
 
 
-def test_known_tokens_are_reused_for_whole_texts_of_the_same_model() -> None:
+def test_token_ids_are_reused_for_equal_texts_and_options() -> None:
     tokenizer, texts = tiny_tokenizer(), pyarrow.chunked_array([["the city", "the", "a river"]])
     known = KnownTokens("tiny", texts, encode_texts(tokenizer, texts, max_length=99))
     longest = int(known.encoded.lengths.max())
@@ -264,7 +262,7 @@ def test_known_tokens_are_reused_for_whole_texts_of_the_same_model() -> None:
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows"])
-def test_only_the_columns_that_are_used_stay_in_memory(tmp_path: Path, name: str) -> None:
+def test_only_used_columns_are_kept_in_memory(tmp_path: Path, name: str) -> None:
     lines = [
         f"{number} {'long ' * 20},{'ab'[number % 2]},{'other ' * 40}" for number in range(2000)
     ]

@@ -1,4 +1,4 @@
-"""From tables to splits: labels, columns and splits as people and programs write them."""
+"""Labels, label columns and split columns in the notations that are common in tables."""
 
 import json
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def cycle(*values: Any, rows: int = ROWS) -> list[Any]:
 def load_frame(
     path: Path, columns: Columns, **options: Any
 ) -> tuple[list[str], dict[str, list[Any]], str]:
-    """Return class names, the labels of each split by name, and all messages."""
+    """Return the class names, the labels of each split, and all messages."""
     frame = pandas.DataFrame(columns)
     if path.suffix == ".csv":
         frame.to_csv(path, index=False)
@@ -71,7 +71,7 @@ def load_frame(
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, list) else "",
 )  # fmt: skip
-def test_labels_are_what_they_say(
+def test_label_notations_are_parsed(
     labels: list[str], names: list[str], first: Any, tmp_path: Path
 ) -> None:
     columns = {"text": texts(len(labels)), "label": labels}
@@ -110,7 +110,7 @@ NO = {"": "x", "nein": "ja", "No": "Yes", "0": "1", "false": "true", "non": "oui
          {"label_column": "a,b"}, "several labels"),
     ],
 )  # fmt: skip
-def test_several_columns_are_several_labels(
+def test_several_label_columns_give_multi_label_data(
     suffix: str, columns: Columns, options: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     names, found, messages = load_frame(
@@ -124,7 +124,7 @@ def test_several_columns_are_several_labels(
 @pytest.mark.parametrize(
     ("first", "second"), [((0, 1), (1, 0)), (("", "x"), ("x", "")), (("no", "yes"), ("yes", "no"))]
 )
-def test_columns_that_exclude_each_other_have_one_label(
+def test_mutually_exclusive_columns_give_single_label_data(
     first: Any, second: Any, tmp_path: Path
 ) -> None:
     columns = {"text": texts(), "spam": cycle(*first), "ham": cycle(*second)}
@@ -150,7 +150,7 @@ VOTES: Columns = {
         {"spam": cycle(1, -1), "ham": cycle(-1, 1)},
     ],
 )  # fmt: skip
-def test_votes_are_no_classes(columns: Columns, tmp_path: Path) -> None:
+def test_vote_columns_are_rejected(columns: Columns, tmp_path: Path) -> None:
     table, names = {"text": texts(), **columns}, list(columns)
     with pytest.raises(DataError, match="neither a mark, such as 1 or x, nor a class") as raised:
         load_frame(tmp_path / "t.csv", table, label_column=",".join(names))
@@ -176,7 +176,7 @@ EMPTY: dict[str, Columns] = {
 
 
 @pytest.mark.parametrize("name", EMPTY)
-def test_rows_without_any_class_are_scored_and_not_trained(name: str, tmp_path: Path) -> None:
+def test_rows_without_any_class_can_be_evaluated_but_not_trained(name: str, tmp_path: Path) -> None:
     path, label = tmp_path / "t.jsonl", ",".join(TOPICS) if name == "columns" else None
     with pytest.raises(DataError, match=r"has a class in .*: all lists are empty"):
         load_frame(path, {"text": texts(), **EMPTY[name]}, label_column=label)
@@ -203,7 +203,7 @@ MISSING = [["price"], None, [], ["team", "price"], None]
         (".csv", {"label": cycle("price;team", "price", "team", "none", "")}, 32, 0),
     ],
 )  # fmt: skip
-def test_a_missing_label_is_no_empty_one(
+def test_missing_labels_are_distinguished_from_empty_ones(
     suffix: str, columns: Columns, rows: int, without: int, tmp_path: Path
 ) -> None:
     options = {} if "label" in columns else {"label_column": ",".join(TOPICS)}
@@ -221,7 +221,7 @@ def test_a_missing_label_is_no_empty_one(
         {"code1": cycle("price", "team", ""), "code2": cycle("team", "", "")},
     ],
 )
-def test_many_empty_labels_are_asked_about(columns: Columns, tmp_path: Path) -> None:
+def test_many_empty_labels_require_an_option(columns: Columns, tmp_path: Path) -> None:
     table, label = {"text": texts(), **columns}, ",".join(columns)
     with pytest.raises(UsageError, match="have no label") as raised:
         load_frame(tmp_path / "t.csv", table, label_column=label)
@@ -236,7 +236,7 @@ LONG = {"text": [text for text in texts(30) for _ in "ab"], "label": cycle(*TOPI
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_one_row_per_text_and_label_is_asked_about(suffix: str, tmp_path: Path) -> None:
+def test_one_row_per_text_and_label_requires_an_option(suffix: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"60 rows of .* have 30 texts") as raised:
         load_frame(tmp_path / f"t{suffix}", LONG)
     assert "--task multi" in raised.value.remedy
@@ -250,7 +250,7 @@ def test_one_row_per_text_and_label_is_asked_about(suffix: str, tmp_path: Path) 
     [("label", "label_text"), ("y", "topic"), ("target", "target_names"), ("class", "Klasse"),
      ("label_id", "label_name")],
 )  # fmt: skip
-def test_numbers_of_classes_have_their_names_beside_them(
+def test_class_numbers_are_replaced_by_a_name_column(
     number: str, name: str, tmp_path: Path
 ) -> None:
     columns = {"text": texts(), number: cycle(0, 1, 2), name: cycle("world", "sport", "art")}
@@ -275,7 +275,7 @@ def test_numbers_of_classes_have_their_names_beside_them(
         ("data_split", ("a", "train", "b"), None),
     ],
 )
-def test_a_column_of_splits_is_used_or_asked_about(
+def test_split_column_is_used_or_rejected_if_ambiguous(
     name: str, values: tuple[Any, ...], splits: set[str] | None, tmp_path: Path
 ) -> None:
     table = {"text": texts(), "label": cycle("a", "b", "b", "a"), name: cycle(*values)}
@@ -316,14 +316,16 @@ def test_a_column_of_splits_is_used_or_asked_about(
          "only in the first row of each group"),
     ],
 )  # fmt: skip
-def test_what_is_odd_is_said_in_a_line(columns: Columns, said: str, tmp_path: Path) -> None:
+def test_data_problems_are_reported_on_one_line(
+    columns: Columns, said: str, tmp_path: Path
+) -> None:
     path = tmp_path / "t.csv"
     names, _, messages = load_frame(path, {"text": texts(), **columns})
     assert said.format(path) in messages
     assert not {"39", "Grand total"} & {*names}
 
 
-def test_labels_only_in_the_first_row_of_each_group_are_refused(tmp_path: Path) -> None:
+def test_labels_only_in_the_first_row_of_each_group_are_rejected(tmp_path: Path) -> None:
     labels = [f"class {number}" if number % 10 == 0 else "" for number in range(ROWS)]
     with pytest.raises(DataError, match="only in the first row of each group") as raised:
         load_frame(tmp_path / "t.csv", {"text": texts(), "label": labels})
@@ -340,7 +342,7 @@ def test_labels_only_in_the_first_row_of_each_group_are_refused(tmp_path: Path) 
         ({"a": cycle("x", "o"), "b": cycle("o", "x")}, {"label_column": "a,b"}),
     ],
 )
-def test_what_can_not_be_read_is_refused(
+def test_unreadable_labels_are_rejected(
     columns: Columns, options: dict[str, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(FinetuneError) as raised:
@@ -352,7 +354,7 @@ TRAIN = "text,label\na,x\nb,y\n"
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_labels_that_training_lacks_are_named_or_skipped(tmp_path: Path, split: str) -> None:
+def test_labels_missing_in_training_are_rejected_or_skipped(tmp_path: Path, split: str) -> None:
     train = write(tmp_path / "train.csv", TRAIN)
     other = write(tmp_path / "other.csv", "text,label\nc,x\n,\nd,z\ne,w\nf,z\n")
     files: dict[str, Any] = {f"{split}_file": str(other)}
@@ -370,7 +372,7 @@ def test_labels_that_training_lacks_are_named_or_skipped(tmp_path: Path, split: 
     assert f"the {split} split is left out: no row is left" in outcome.warnings
 
 
-def test_rows_without_text_or_label_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_rows_without_text_or_label_are_skipped_and_counted(tmp_path: Path) -> None:
     content = 'text,label\na,x\n"over\ntwo lines",y\n" ",x\nc,\nd,y\n'
     outcome = load(write(tmp_path / "rows.csv", content))
     assert outcome.rows["train"] == [("a", "x"), ("over\ntwo lines", "y"), ("d", "y")]
@@ -382,7 +384,7 @@ def test_rows_without_text_or_label_are_left_out_and_counted(tmp_path: Path) -> 
 SPLIT_ROWS = "text,split,label\na 1,train,x\nb 2,Dev,y\nc 3,test,x\nd 4,train,y\n"
 
 
-def test_a_column_of_splits_is_found_named_or_ignored(tmp_path: Path) -> None:
+def test_split_column_is_guessed_set_or_ignored(tmp_path: Path) -> None:
     table = write(tmp_path / "rows.csv", SPLIT_ROWS)
     outcome = load(table)
     assert {split: [text for text, _ in rows] for split, rows in outcome.rows.items()} == {
@@ -407,9 +409,7 @@ def test_a_column_of_splits_is_found_named_or_ignored(tmp_path: Path) -> None:
         load(table, split_column="split", test_file=str(other))
 
 
-def test_the_files_of_a_split_are_one_table_that_knows_the_place_of_each_row(
-    tmp_path: Path,
-) -> None:
+def test_joined_split_files_keep_the_location_of_each_row(tmp_path: Path) -> None:
     files = [
         write(tmp_path / "1.csv", "text,label,id\na,x,1\nb,y,2\n"),
         write(tmp_path / "2.csv", "text,label\nc,x\nd,y\n"),
@@ -431,7 +431,7 @@ def test_the_files_of_a_split_are_one_table_that_knows_the_place_of_each_row(
         ("0 1", "a a", "the 2 lines of"),
     ],
 )
-def test_numbers_have_the_names_of_their_lines(
+def test_class_numbers_are_mapped_to_lines_of_the_names_file(
     labels: str, names: str, expected: list[str] | str, tmp_path: Path
 ) -> None:
     file = write(tmp_path / "names.txt", names.replace(" ", "\n"))
@@ -457,7 +457,7 @@ def test_numbers_have_the_names_of_their_lines(
     ],
 )
 @pytest.mark.parametrize("header", [True, None])
-def test_a_header_that_is_repeated_is_no_row(
+def test_repeated_header_is_skipped(
     tmp_path: Path, first: str, second: str, header: bool | None
 ) -> None:
     rows = "".join(f"film {number} was long,{'ab'[number % 2]}\n" for number in range(9))
@@ -476,7 +476,7 @@ def test_a_header_that_is_repeated_is_no_row(
     [(("yes", "no", "?"), "'?'"), (("a", "Unknown", "-"), "'-', 'Unknown'"),
      (("0", "1", "2", "-1"), "'-1'"), (("-1", "0", "1"), None)],
 )  # fmt: skip
-def test_labels_that_may_be_missing_are_pointed_out(
+def test_class_names_that_may_be_missing_labels_are_reported(
     tmp_path: Path, labels: Sequence[str], warned: str | None
 ) -> None:
     rows = "".join(f"film {row},{labels[row % len(labels)]}\n" for row in range(12))
@@ -485,12 +485,12 @@ def test_labels_that_may_be_missing_are_pointed_out(
     assert outcome.warnings == ([expected] if warned else [])
 
 
-def test_lists_of_several_labels_are_not_one_row_per_label(tmp_path: Path) -> None:
+def test_label_lists_with_repeated_texts_are_multi_label(tmp_path: Path) -> None:
     columns = {"text": [*texts(20), *texts(20)], "label": [*[["a", "b"]] * 20, *[[]] * 20]}
     _, found, _ = load_frame(tmp_path / "t.jsonl", columns)
     assert [*map(len, found["train"])] == [2] * 20 + [0] * 20
 
 
-def test_a_text_that_begins_as_a_total_is_a_row(tmp_path: Path) -> None:
+def test_text_that_starts_with_total_is_a_row(tmp_path: Path) -> None:
     columns = {"text": [*texts(39), "Total waste of money"], "label": cycle(0, 1)}
     assert len(load_frame(tmp_path / "t.csv", columns)[1]["train"]) == ROWS

@@ -1,4 +1,4 @@
-"""Texts that count as the same, and rows held out for validation and test."""
+"""Duplicate detection, and rows held out for validation and test."""
 
 from collections import Counter
 from itertools import chain
@@ -47,7 +47,7 @@ def table_of(texts: list[str], labels: list[str]) -> pyarrow.Table:
 
 
 def numbered_table(*, many: int, some: int, few: int) -> pyarrow.Table:
-    """Return a table of distinct texts with alternating classes."""
+    """Return a table of distinct texts in which the classes alternate."""
     rows = [
         (f"{label} {number}", label)
         for label, count in zip(CLASSES, (many, some, few), strict=True)
@@ -71,7 +71,7 @@ def counts_of(table: pyarrow.Table) -> Counter[str]:
     fraction=st.floats(0.0, 1.0),
     seed=st.integers(0, 9),
 )
-def test_no_text_is_ever_on_both_sides_and_no_class_vanishes(
+def test_splits_never_share_texts_and_training_keeps_all_classes(
     rows: list[tuple[str, str]], fraction: float, seed: int
 ) -> None:
     table = table_of([text for text, _ in rows], [label for _, label in rows])
@@ -87,7 +87,7 @@ def test_no_text_is_ever_on_both_sides_and_no_class_vanishes(
     assert set(first_labels.values()) <= {first_labels[text] for text in sides[0]}
 
 
-def test_changes_of_a_table_change_few_rows_of_its_test_split() -> None:
+def test_small_table_changes_keep_most_of_the_test_split() -> None:
     table = numbered_table(many=600, some=300, few=100)
     rows = [
         *zip(texts_of(table), (CLASSES[label] for label in table["label"].to_pylist()), strict=True)
@@ -127,13 +127,13 @@ def test_changes_of_a_table_change_few_rows_of_its_test_split() -> None:
         ("", False),
     ],
 )
-def test_near_duplicates_differ_in_numbers_and_punctuation(text: str, is_near: bool) -> None:
+def test_near_duplicates_differ_only_in_numbers_and_punctuation(text: str, is_near: bool) -> None:
     known = ["order 12 of 3 hasn't arrived", "заказ 1 не пришёл", "订单12没有到", "12:30", "🙂"]
     train, rows = table_of(known, ["many"] * 5), table_of([text], ["many"])
     assert mark_near_duplicates(rows, train).tolist() == [is_near]
 
 
-def test_splits_that_the_data_brings_are_not_touched_and_texts_they_share_are_counted() -> None:
+def test_existing_splits_are_unchanged_and_shared_texts_are_counted() -> None:
     given_splits = {
         "train": numbered_table(many=20, some=10, few=10),
         "validation": table_of(["another"], ["few"]),
@@ -147,7 +147,7 @@ def test_splits_that_the_data_brings_are_not_touched_and_texts_they_share_are_co
     assert warning.startswith("2 of the 3 test rows have a text that is in train too")
 
 
-def test_texts_with_several_labels_are_counted() -> None:
+def test_texts_with_contradictory_labels_are_counted() -> None:
     texts = [*map(str, range(30)), "a", "A ", "b", "b"]
     table = table_of(texts, [*["many", "some"] * 15, "many", "some", "few", "few"])
     with messages() as said:
@@ -155,7 +155,7 @@ def test_texts_with_several_labels_are_counted() -> None:
     assert "1 texts have contradictory labels in several rows" in said
 
 
-def test_a_missing_test_split_is_held_out_first_and_reported_with_its_counts() -> None:
+def test_missing_test_split_is_held_out_and_reported() -> None:
     table = numbered_table(many=60, some=30, few=10)
     whole = {"train": table}
     with messages() as said:
@@ -173,7 +173,7 @@ def test_a_missing_test_split_is_held_out_first_and_reported_with_its_counts() -
     ("rows", "task", "held_out"),
     [(999, TASK, 0), (1000, TASK, 100), (999, Regression(), 0), (100, Multi(CLASSES), 10)],
 )
-def test_by_default_a_tenth_is_held_out_only_where_that_says_something(
+def test_default_validation_split_requires_enough_rows(
     rows: int, task: Task, held_out: int
 ) -> None:
     texts = [f"text {number}" for number in range(rows)]
@@ -192,7 +192,7 @@ def test_by_default_a_tenth_is_held_out_only_where_that_says_something(
     assert len(hints) == (held_out == 0)
 
 
-def test_many_classes_of_two_rows_hold_none_out_unless_that_is_asked() -> None:
+def test_tiny_classes_are_not_held_out_by_default() -> None:
     names = [f"class {number}" for number in range(600)]
     texts, task = [f"text {number}" for number in range(1200)], Single(names)
     given = {"train": make_dataset(texts, names * 2, task=task)}
@@ -203,7 +203,7 @@ def test_many_classes_of_two_rows_hold_none_out_unless_that_is_asked() -> None:
 
 
 @pytest.mark.parametrize(("rows", "fraction"), [(1, 0.1), (0, 0.1), (2, 0.05), (10, 0.95)])
-def test_too_few_rows_to_split_are_an_error_with_a_remedy(rows: int, fraction: float) -> None:
+def test_too_few_rows_to_split_raise_an_error_with_a_remedy(rows: int, fraction: float) -> None:
     table = {"train": numbered_table(many=rows, some=rows, few=0)}
     with pytest.raises(DataError, match="too few rows") as raised:
         split_table(table, splitting(fraction, 0.1), task=TASK)
@@ -221,7 +221,7 @@ def limited(
     return split_table(given, options, task=TASK)["train"]
 
 
-def test_a_limit_of_rows_keeps_every_class_its_share_of_a_sorted_table() -> None:
+def test_row_limit_keeps_class_proportions_of_a_sorted_table() -> None:
     table = table_of([str(n) for n in range(100)], ["many"] * 70 + ["some"] * 25 + ["few"] * 5)
     assert counts_of(limited(table, 20)) == {"many": 14, "some": 5, "few": 1}
     assert counts_of(limited(table, 3)) == {"many": 1, "some": 1, "few": 1}
@@ -231,21 +231,21 @@ def test_a_limit_of_rows_keeps_every_class_its_share_of_a_sorted_table() -> None
     assert positions != [int(text) for text in texts_of(limited(table, 20, seed=1))]
 
 
-def test_training_rows_of_one_class_are_an_error() -> None:
+def test_training_rows_with_only_one_class_are_rejected() -> None:
     table = table_of([str(n) for n in range(9)], ["many"] * 7 + ["some"] * 2)
     with pytest.raises(DataError, match="all 7 training rows have the label 'many'") as raised:
         limited(table, 7, data="trec")
     assert "--max-train-samples" in raised.value.remedy
 
 
-def test_pairs_share_a_number_where_both_texts_are_the_same() -> None:
+def test_sentence_pairs_share_a_number_if_both_texts_are_equal() -> None:
     texts = pyarrow.chunked_array([["a", "b", "A "], ["a", "b", "a"]])
     pairs = pyarrow.chunked_array([["x", "x", "X", "y"], ["x", "x"]])
     assert number_texts(texts, pairs).tolist() == [0, 1, 0, 2, 1, 0]
 
 
 @given(st.lists(st.text(st.sampled_from("aAbB ßẞsS\u03c2\u03a3\tİ\u2003"), max_size=4), min_size=1))
-def test_texts_share_a_number_if_their_normal_forms_are_the_same(texts: list[str]) -> None:
+def test_texts_share_a_number_if_their_normal_forms_are_equal(texts: list[str]) -> None:
     numbers = number_texts(pyarrow.chunked_array([texts])).tolist()
     forms = [" ".join(text.casefold().split()) for text in texts]
     assert numbers == [list(dict.fromkeys(forms)).index(form) for form in forms]

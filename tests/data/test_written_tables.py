@@ -1,4 +1,4 @@
-"""Small tables as spreadsheets and people write them: the columns are guessed, or rejected."""
+"""Small tables as spreadsheet programs and users write them."""
 
 import csv
 import io
@@ -28,7 +28,7 @@ EMPTY = [None] * ROWS
 
 
 def write(path: Path, rows: Iterable[Any], delimiter: str = ",", **options: Any) -> None:
-    """Write rows with a delimiter; rows that are strings are written unchanged."""
+    """Write rows with a delimiter. Rows that are strings are written unchanged."""
     encoding, end = options.get("encoding", "utf-8"), options.get("end", "\r\n")
     quoting = csv.QUOTE_ALL if options.get("quotes") else csv.QUOTE_MINIMAL
     lines = io.StringIO(newline="")
@@ -85,7 +85,7 @@ PLAIN = table(PROSE, LABEL, names="Antwort Urteil")
         ("text.parquet", PLAIN, {}),
     ],
 )  # fmt: skip
-def test_text_and_label_are_found_between_any_delimiters(
+def test_text_and_label_columns_are_found_with_any_delimiter(
     name: str, rows: list[Any], options: dict[str, Any], tmp_path: Path
 ) -> None:
     write(tmp_path / name, rows, **options)
@@ -125,9 +125,7 @@ SENTENCES = {
     ("text", "encoding"),
     [(text, encoding) for text, encodings in SENTENCES.items() for encoding in encodings],
 )
-def test_the_letters_say_which_encoding_a_file_has(
-    text: str, encoding: str, tmp_path: Path
-) -> None:
+def test_encoding_is_detected_from_the_letters(text: str, encoding: str, tmp_path: Path) -> None:
     texts = [f"{text} {n}" for n in range(20)]
     write(tmp_path / "a.csv", table(texts, LABEL[:20], names="text label"), encoding=encoding)
     read = read_file(tmp_path / "a.csv", DataConfig())
@@ -175,7 +173,7 @@ ONCE = [label if n in (0, 20) else None for n, label in enumerate(["schlecht"] *
           *zip(range(ROWS), PROSE, LABEL, strict=True)], {"merged": ["A1:B1"]}, 3),
     ],
 )  # fmt: skip
-def test_the_table_of_a_spreadsheet_is_found(
+def test_table_in_a_spreadsheet_is_found(
     rows: list[Any], options: dict[str, Any], first: int, tmp_path: Path
 ) -> None:
     path = write_sheet(tmp_path / "a.xlsx", rows, **options)
@@ -198,7 +196,7 @@ def test_the_table_of_a_spreadsheet_is_found(
         ([["Antwort", "Antwort"], *zip(TEXT, LABEL, strict=True)], {}, "same name", "rename one"),
     ],
 )  # fmt: skip
-def test_what_a_spreadsheet_lacks_is_said(
+def test_spreadsheet_problems_are_reported_with_a_remedy(
     rows: list[Any], options: dict[str, Any], complaint: str, remedy: str, tmp_path: Path
 ) -> None:
     path = write_sheet(tmp_path / "a.xlsx", rows, **options)
@@ -207,7 +205,7 @@ def test_what_a_spreadsheet_lacks_is_said(
     assert remedy in raised.value.remedy
 
 
-def test_formulas_without_values_in_a_column_that_is_not_used_are_ignored(tmp_path: Path) -> None:
+def test_unsaved_formulas_in_an_unused_column_are_ignored(tmp_path: Path) -> None:
     names, formulas = ["Antwort", "Zeichen", "Urteil"], [f"=LEN(A{n + 2})" for n in range(ROWS)]
     path = write_sheet(tmp_path / "a.xlsx", [names, *zip(PROSE, formulas, LABEL, strict=True)])
     with messages() as said:
@@ -220,7 +218,7 @@ def test_formulas_without_values_in_a_column_that_is_not_used_are_ignored(tmp_pa
     assert "save it again" in raised.value.remedy
 
 
-def test_the_columns_of_a_run_decide_where_its_table_begins(tmp_path: Path) -> None:
+def test_columns_of_a_run_locate_the_header_of_its_table(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", ["Bericht 7\n", "Antwort;Preis\n", "Na ja;98,10\n", "Gut;7,5\n"])
     options = OtherData(earlier_columns={"text_column": "Antwort", "label_column": "Urteil"})
     source = read_source(tmp_path / "a.csv", options)
@@ -239,7 +237,7 @@ def test_the_columns_of_a_run_decide_where_its_table_begins(tmp_path: Path) -> N
         ([["Antwort"], *([text] for text in TEXT)], True),
     ],
 )  # fmt: skip
-def test_a_text_in_the_first_row_is_no_name(
+def test_first_row_with_a_text_is_not_a_header(
     rows: list[Any], has_header: bool, tmp_path: Path
 ) -> None:
     write(tmp_path / "a.csv", rows, ";")
@@ -248,7 +246,7 @@ def test_a_text_in_the_first_row_is_no_name(
     assert source.format.has_header == has_header
 
 
-def test_cells_of_a_spreadsheet_keep_their_types(tmp_path: Path) -> None:
+def test_spreadsheet_cells_keep_their_types(tmp_path: Path) -> None:
     path = write_sheet(tmp_path / "a.xlsx", [["text", "n", "x"], ["a", 3, True], [None, 2.5, "y"]])
     source = read_source(path, DataConfig())
     assert source.frame.to_dict("list") == {"text": ["a", None], "n": [3, 2.5], "x": [True, "y"]}

@@ -1,28 +1,28 @@
-"""Simulated machines, for tests that need another machine."""
+"""Fixtures that simulate machines."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from machines import LINUX_WITH_CUDA, a_mac, pretend
+from machines import LINUX_WITH_CUDA, a_mac, simulate
 
 
 @pytest.fixture
-def pretend_nvidia(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A computer with an NVIDIA GPU that works, apart from the changes."""
+def simulate_nvidia(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function that simulates a computer with a working NVIDIA GPU, with these changes."""
 
-    def pretend_it(**changes: Any) -> None:
-        pretend(replace(LINUX_WITH_CUDA, **changes), monkeypatch)
+    def simulate_it(**changes: Any) -> None:
+        simulate(replace(LINUX_WITH_CUDA, **changes), monkeypatch)
 
-    return pretend_it
+    return simulate_it
 
 
 @pytest.fixture
-def pretend_mac(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A Mac with 16 GiB that can train on its GPU, apart from the changes."""
+def simulate_mac(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function that simulates a 16 GiB Mac with a working GPU, with these changes."""
 
-    def pretend_it(**changes: Any) -> None:
-        pretend(a_mac(**changes), monkeypatch)
+    def simulate_it(**changes: Any) -> None:
+        simulate(a_mac(**changes), monkeypatch)
 
-    return pretend_it
+    return simulate_it

@@ -7,7 +7,7 @@ from finetune.devices.base import torch_state_kept
 
 
 def accelerator(**changes: object) -> SimpleNamespace:
-    """Return the module of a GPU with a random state of one number, as in ``torch.mps``."""
+    """Return a stand-in for ``torch.mps`` whose random state is one number."""
     gpu = SimpleNamespace(state=torch.tensor([5]), **changes)
     gpu.get_rng_state = lambda: gpu.state
     gpu.set_rng_state = lambda state: setattr(gpu, "state", state)
@@ -24,7 +24,7 @@ def accelerator(**changes: object) -> SimpleNamespace:
     ],
     ids=["mps", "used", "unused"],
 )
-def test_the_random_state_of_a_gpu_is_kept_if_it_has_one(
+def test_gpu_random_state_is_restored_if_initialized(
     gpu: SimpleNamespace, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.accelerator.current_accelerator", lambda **_: torch.device("mps"))

@@ -1,4 +1,4 @@
-"""The memory of the CPU, as other systems report it."""
+"""CPU memory, as reported by systems other than Linux."""
 
 import platform
 import resource
@@ -10,13 +10,13 @@ import pytest
 from finetune.devices import cpu
 
 
-def test_peak_memory_on_a_mac_is_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_memory_on_macos_is_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=5000))
     assert cpu.CpuMemory().peak_bytes() == 5000
 
 
-def test_linux_without_proc_has_no_peak_and_no_limit(
+def test_linux_without_proc_reports_neither_peak_nor_limit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cpu, "_STATUS", tmp_path / "status")

@@ -32,10 +32,10 @@ NO_KERNEL = "CUDA error: no kernel image is available for execution on the devic
         (NO_KERNEL, False),
     ],
 )
-def test_a_first_operation_that_fails_is_the_reason(
-    pretend_nvidia: Callable[..., None], failure: str | None, is_absent: bool
+def test_failed_first_operation_is_the_reason_that_cuda_is_unusable(
+    simulate_nvidia: Callable[..., None], failure: str | None, is_absent: bool
 ) -> None:
-    pretend_nvidia(failure=failure)
+    simulate_nvidia(failure=failure)
     unusable = CudaDevice.why_not_usable()
     assert (unusable is None) is (failure is None)
     if unusable and failure:
@@ -44,13 +44,13 @@ def test_a_first_operation_that_fails_is_the_reason(
 
 
 @pytest.mark.parametrize("others", [["GPU-1"], ["GPU-0"]])
-def test_processes_that_have_one_gpu_together_are_refused(
-    others: list[str], pretend_nvidia: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+def test_processes_that_share_a_gpu_are_rejected(
+    others: list[str], simulate_nvidia: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gather(found: list[str | None], own: str) -> None:
         found[:] = [own, *others]
 
-    pretend_nvidia()
+    simulate_nvidia()
     device = CudaDevice()
     monkeypatch.setenv("NCCL_GRAPH_REGISTER", "0")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(uuid="GPU-0"))
@@ -68,14 +68,14 @@ def test_processes_that_have_one_gpu_together_are_refused(
     ("free_gib", "limit_gib", "budget_gib"),
     [(100, None, 101.5), (100, 24, 24), (10, 24, 11.5), (0, None, 2)],
 )
-def test_the_budget_is_what_is_free_and_cached_less_a_reserve_or_the_limit(
-    pretend_nvidia: Callable[..., None],
+def test_budget_is_free_and_cached_memory_minus_a_reserve_or_the_limit(
+    simulate_nvidia: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     free_gib: int,
     limit_gib: int | None,
     budget_gib: float,
 ) -> None:
-    pretend_nvidia()
+    simulate_nvidia()
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_gib * GIB, 140 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2 * GIB)
     limit_bytes = limit_gib and limit_gib * GIB

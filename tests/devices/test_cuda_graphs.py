@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cuda
 def take_steps(
     trainer: Trainer, *, steps: int = 60, batch_size: int = 13
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Take steps with three batch sizes alternately; return losses and parameters."""
+    """Take steps with three alternating batch sizes, and return losses and parameters."""
     torch.manual_seed(0)
     batches = [random_examples(rows) for rows in (13, 11, 12)]
     losses = [
@@ -37,7 +37,7 @@ def without_capture(device: CudaDevice) -> CudaDevice:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("mode", ["full", "last-1", "head"])
 @pytest.mark.parametrize("batch_size", [13, 4])
-def test_captured_updates_are_those_that_are_launched_one_by_one(
+def test_captured_steps_are_bit_identical_to_eager_steps(
     mode: str, precision: str, dropout: float, batch_size: int
 ) -> None:
     options: dict[str, Any] = {"mode": mode, "precision": precision, "dropout": dropout}
@@ -63,7 +63,7 @@ class Branching(nn.Module):
         return found * 2 if found.sum().item() > 0 else found
 
 
-def test_a_model_that_can_not_be_captured_trains_as_without_capture() -> None:
+def test_model_that_cannot_be_captured_trains_eagerly() -> None:
     def make(device: CudaDevice) -> Trainer:
         state = tiny_trainer(device=device, total_steps=60)
         state.model.classifier = Branching(state.model.classifier)
@@ -81,7 +81,7 @@ def graphs_of(function: Callable[[Sequence[Tensors]], torch.Tensor]) -> Captured
     return CudaDevice().capture(function)
 
 
-def test_memory_that_runs_out_in_a_capture_is_raised_and_leaves_random_numbers_in_order() -> None:
+def test_out_of_memory_during_capture_is_raised_and_keeps_the_random_state() -> None:
     def work(arguments: Sequence[Tensors]) -> torch.Tensor:
         dropped = nn.functional.dropout(arguments[0]["x"])
         return dropped.sum() + torch.empty(2**50, device="cuda").sum()

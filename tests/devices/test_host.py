@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from machines import INTEL_MAC, LINUX, LINUX_WITH_CUDA, Machine, a_mac, pretend
+from machines import INTEL_MAC, LINUX, LINUX_WITH_CUDA, Machine, a_mac, simulate
 
 from finetune.devices import host
 from finetune.devices.host import (
@@ -34,20 +34,20 @@ from finetune.devices.host import (
         (INTEL_MAC, []),
     ],
 )
-def test_instructions_for_bf16_are_found_by_the_systems_names(
+def test_bf16_instructions_are_detected_from_system_names(
     machine: Machine, instructions: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend(machine, monkeypatch)
+    simulate(machine, monkeypatch)
     assert host.bf16_instructions() == instructions
 
 
 FOOTPRINT_BYTES = 62_700_000_000
 
 
-def test_on_a_mac_a_process_holds_its_footprint_and_not_its_resident_size(
-    pretend_mac: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+def test_process_memory_on_macos_is_the_footprint(
+    simulate_mac: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel with one process, 7, that writes the 96 bytes of rusage_info_v0."""
+    """The simulated kernel has one process, 7, and writes the 96 bytes of rusage_info_v0."""
 
     def proc_pid_rusage(process_id: int, version: int, pointer: Any) -> int:
         if process_id != 7:
@@ -59,7 +59,7 @@ def test_on_a_mac_a_process_holds_its_footprint_and_not_its_resident_size(
         ctypes.memmove(pointer, usage, ctypes.sizeof(usage))
         return 0
 
-    pretend_mac()
+    simulate_mac()
     library = SimpleNamespace(proc_pid_rusage=proc_pid_rusage)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     assert process_bytes(7) == FOOTPRINT_BYTES
@@ -85,7 +85,7 @@ def limits_of(folder: Path, group: str) -> list[GroupLimit]:
     return list(group_limits(process=process, root=folder / "fs"))
 
 
-def test_every_control_group_around_the_process_counts(tmp_path: Path) -> None:
+def test_limits_of_all_parent_control_groups_apply(tmp_path: Path) -> None:
     root = tmp_path / "fs"
     write_group(root / "user.slice", limit=str(4096 * MIB), usage=900 * MIB)
     write_group(root / "user.slice/session", limit="max", usage=800 * MIB)
@@ -99,7 +99,7 @@ def test_every_control_group_around_the_process_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("group", ["/", "/docker/1f2e", "/../../job"])
-def test_in_a_container_the_root_is_the_containers_own_group(group: str, tmp_path: Path) -> None:
+def test_container_root_is_its_own_control_group(group: str, tmp_path: Path) -> None:
     write_group(tmp_path / "fs", limit="max", high=str(64 * MIB), usage=10 * MIB)
     assert limits_of(tmp_path, group) == [GroupLimit(64 * MIB, 10 * MIB)]
 
@@ -113,7 +113,7 @@ def check_of(name: str) -> Check:
     ("high", "ratio", "status"),
     [(None, 1.7, "ok"), ("0.8", 0.8, "ok"), ("0.0", 0.0, "warning"), ("1.5x", 0.0, "warning")],
 )
-def test_a_lifted_limit_is_a_warning(
+def test_disabled_memory_limit_is_a_warning(
     high: str | None, ratio: float, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(HIGH, raising=False)
@@ -127,7 +127,7 @@ def test_a_lifted_limit_is_a_warning(
 
 @pytest.mark.parametrize("variable", [FALLBACK, PREFER_METAL])
 @pytest.mark.parametrize(("value", "status"), [("0", "ok"), ("1", "warning")])
-def test_what_makes_a_gpu_slow_is_a_warning(
+def test_variables_that_slow_down_mps_are_warnings(
     variable: str, value: str, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)

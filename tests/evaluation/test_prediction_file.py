@@ -21,7 +21,7 @@ LABEL = {"label": "HUM;x", "probability": 0.000123456789}
     ("content", "expected", "encoding"),
     [
         ("id;text\n1;a b\n", 'id;text;label;probability\n1;a b;"HUM;x";0.000123457\n', "utf-8"),
-        # A title, blank lines, blank cells at the end, and no line end.
+        # A title, blank lines, trailing blank cells, and a missing final newline.
         ("Tickets of May\n\nid;text\n1;a b\n\n \n2;c\n",
          'Tickets of May\n\nid;text;label;probability\n1;a b;"HUM;x";0.000123457\n\n \n'
          '2;c;"HUM;x";0.000123457\n', "utf-8"),
@@ -38,7 +38,7 @@ LABEL = {"label": "HUM;x", "probability": 0.000123456789}
         ("id\ttext\n1\ta \"b\n2\t\n",
          "id\ttext\tlabel\tprobability\n1\ta \"b\tHUM;x\t0.000123457\n2\t\tHUM;x\t0.000123457\n",
          "utf-8"),
-        # A blank text of a table with one column, unlike a blank line.
+        # A blank text in a one-column table differs from a blank line.
         ('"text"\n"a b"\n\n""\n"c ""d"""\n',
          '"text","label","probability"\n"a b","HUM;x","0.000123457"\n\n'
          '"","HUM;x","0.000123457"\n"c ""d""","HUM;x","0.000123457"\n', "utf-8"),
@@ -48,7 +48,7 @@ LABEL = {"label": "HUM;x", "probability": 0.000123456789}
          'id,text,label,probability\n1,"a \\"b\\", c",HUM;x,0.000123457\n', "utf-8"),
     ],
 )  # fmt: skip
-def test_rows_of_a_csv_stay_as_they_are(
+def test_csv_rows_are_unchanged_except_for_added_columns(
     content: str, expected: str, encoding: str, tmp_path: Path
 ) -> None:
     suffix = "tsv" if "\t" in content else "csv"
@@ -58,13 +58,13 @@ def test_rows_of_a_csv_stay_as_they_are(
     assert output.read_bytes().decode(encoding) == expected
 
 
-def test_a_class_that_the_encoding_lacks_is_kept(tmp_path: Path) -> None:
+def test_class_name_outside_the_file_encoding_is_kept(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("id,text\n1,é\n".encode("cp1252"))
     output = add_predictions(tmp_path / "a.csv", tmp_path / "b.csv", {"label": "日本"})
     assert output.read_text(encoding="utf-8-sig").endswith("1,é,日本\n")
 
 
-def test_what_excel_cannot_hold_is_counted(tmp_path: Path) -> None:
+def test_texts_too_long_for_excel_are_truncated_and_counted(tmp_path: Path) -> None:
     long, number = "x" * 40_000, 12345678901234567890
     rows = [{"id": number, "text": text, "when": "1850-01-01"} for text in ("a", long, long)]
     (tmp_path / "a.json").write_text(json.dumps(rows))
@@ -77,7 +77,7 @@ def test_what_excel_cannot_hold_is_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".xlsx", ".parquet"])
-def test_numbers_that_json_lacks_become_null(suffix: str, tmp_path: Path) -> None:
+def test_nan_and_infinity_become_null_in_json(suffix: str, tmp_path: Path) -> None:
     columns = {
         "text": ["a", "b", "c"],
         "price": [math.nan, math.inf, 1.5],
@@ -94,7 +94,7 @@ def test_numbers_that_json_lacks_become_null(suffix: str, tmp_path: Path) -> Non
         assert output.read_text().splitlines()[1].startswith('a,,"[1.0, null]",HUM')
 
 
-def test_a_class_with_a_bar_is_read_back() -> None:
+def test_class_name_with_a_bar_is_read_back() -> None:
     lists = [["a|b"], ["a|b", "c"], ["c", "a"], ["a"], ["c"], []]
     [labels] = Multi.parse([pyarrow.chunked_array([[joined(names) or "[]" for names in lists]])])
     assert labels.to_pylist() == lists

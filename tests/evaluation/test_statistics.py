@@ -11,21 +11,23 @@ from finetune.evaluation.statistics import (
 
 @pytest.mark.parametrize(
     ("first_only", "second_only", "p_value"),
-    # Of 9 coins, at most 1 shows one side with a probability of 2 · (1 + 9) / 512.
+    # At most 1 of 9 fair coins shows the rarer side with probability 2 · (1 + 9) / 512.
     [(1, 8, 20 / 512), (8, 1, 20 / 512), (0, 5, 2 / 32), (3, 3, 1.0), (0, 0, 1.0)],
 )
-def test_mcnemars_test_is_that_of_coins(first_only: int, second_only: int, p_value: float) -> None:
+def test_mcnemar_p_value_matches_binomial(
+    first_only: int, second_only: int, p_value: float
+) -> None:
     assert mcnemar_p_value(first_only, second_only) == pytest.approx(p_value)
 
 
-def test_the_interval_of_a_mean_is_students() -> None:
-    # The quantile of two degrees of freedom is 4.3027 (table); the standard error is 1 / sqrt(3).
+def test_mean_interval_matches_the_t_distribution() -> None:
+    # The t quantile for two degrees of freedom is 4.3027, and the standard error 1 / sqrt(3).
     found = mean_interval([1.0, 2.0, 3.0])
     assert found.value == 2
     assert (found.low, found.high) == pytest.approx((2 - 2.4842, 2 + 2.4842), abs=1e-4)
 
 
-def test_probabilities_that_are_right_have_almost_no_calibration_error() -> None:
+def test_calibrated_probabilities_have_almost_zero_calibration_error() -> None:
     rng = np.random.default_rng(0)
     confidences = rng.uniform(0.3, 1, 100_000)
     is_right = rng.uniform(size=100_000) < confidences
@@ -36,7 +38,7 @@ def test_probabilities_that_are_right_have_almost_no_calibration_error() -> None
     assert measure_reliability(np.minimum(1, confidences + 0.1), is_right).ece > 0.08
 
 
-def test_predictions_from_the_threshold_on_have_the_precision() -> None:
+def test_predictions_above_the_threshold_reach_the_precision() -> None:
     confidences = np.repeat([0.9, 0.8, 0.7], [30, 30, 30])
     is_right = np.append(np.ones(60, bool), np.arange(30) % 2 == 0)
     assert threshold_for_precision(confidences, is_right, precision=0.95) == 0.8
@@ -47,7 +49,7 @@ def test_predictions_from_the_threshold_on_have_the_precision() -> None:
 
 
 @pytest.mark.parametrize("rows", [60, 150, 500])
-def test_other_rows_have_the_precision_that_validation_rows_were_asked_for(rows: int) -> None:
+def test_target_precision_holds_on_unseen_rows(rows: int) -> None:
     """Without the margin, half of the draws would miss the target."""
     rng = np.random.default_rng(0)
 

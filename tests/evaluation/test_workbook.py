@@ -78,7 +78,7 @@ def annotate(sheet: Worksheet) -> None:
 
 
 @pytest.mark.parametrize("change", [style, annotate, hide_unused])
-def test_everything_but_the_new_cells_stays_as_it_is(change: Change, tmp_path: Path) -> None:
+def test_workbook_copy_changes_only_the_new_cells(change: Change, tmp_path: Path) -> None:
     source = write_book(tmp_path / "a.xlsx", change)
     output = add_predictions(source, tmp_path / "b.xlsx", LABEL, table="Tickets")
     assert [row[:5] for row in cells(output)] == [
@@ -93,7 +93,7 @@ def test_everything_but_the_new_cells_stays_as_it_is(change: Change, tmp_path: P
     assert table["label"].tolist() == ["=A&B"] * 2
 
 
-def test_new_cells_look_like_their_neighbors_and_show(tmp_path: Path) -> None:
+def test_new_cells_are_formatted_like_their_neighbors_and_visible(tmp_path: Path) -> None:
     source = write_book(tmp_path / "a.xlsx", lambda sheet: (style(sheet), hide_unused(sheet)))
     output = add_predictions(source, tmp_path / "b.xlsx", LABEL, table="Tickets")
     sheet = openpyxl.load_workbook(output)["Tickets"]
@@ -116,7 +116,9 @@ def format_as_table(sheet: Worksheet) -> None:
 
 @pytest.mark.parametrize("change", [filter_rows, format_as_table])
 @pytest.mark.parametrize("name", ["Tickets", "It's & co"])
-def test_a_table_or_filter_includes_the_columns(change: Change, name: str, tmp_path: Path) -> None:
+def test_tables_and_filters_include_the_new_columns(
+    change: Change, name: str, tmp_path: Path
+) -> None:
     source = write_workbook(tmp_path / "a.xlsx", {"Tickets": ROWS, "It's & co": ROWS})
     book = openpyxl.load_workbook(source)
     change(book[name])
@@ -137,7 +139,7 @@ def test_a_table_or_filter_includes_the_columns(change: Change, name: str, tmp_p
 @pytest.mark.parametrize(
     ("rows", "change", "first", "expected"),
     [
-        # A title above, blank rows between, a note at the bottom, and merged cells.
+        # A title and blank rows, and merged cells.
         ([["Tickets of May"], [], *ROWS[:2], [], ROWS[2]], None, "D3", [3, 4, 6]),
         (ROWS, lambda sheet: [sheet.merge_cells(f"C{n}:D{n}") for n in (2, 3)], "E1", [1, 2, 3]),
         (ROWS, lambda sheet: sheet.merge_cells("A2:A3"), "D1", [1, 2, 3]),
@@ -147,7 +149,7 @@ def test_a_table_or_filter_includes_the_columns(change: Change, name: str, tmp_p
         ([[*row, *[1] * 22] for row in ROWS[1:]], None, "Z1", [1, 2]),
     ],
 )
-def test_predictions_are_in_the_rows_of_their_texts(
+def test_predictions_are_written_next_to_their_texts(
     rows: Any, change: Change | None, first: str, expected: list[int], tmp_path: Path
 ) -> None:
     source = write_workbook(tmp_path / "a.xlsx", {"Tickets": rows})
@@ -175,7 +177,7 @@ def with_prefix(sheet: bytes) -> bytes:
         lambda sheet: sheet.replace(b"<row ", b'<row spans="1:3" '),
     ],
 )
-def test_other_programs_may_write_the_sheet_differently(
+def test_sheets_written_by_other_programs_are_supported(
     change: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
     source = rewrite(write_book(tmp_path / "a.xlsx"), change)
@@ -184,7 +186,7 @@ def test_other_programs_may_write_the_sheet_differently(
     assert b"spans" not in parts(output)[SHEET]
 
 
-def test_values_of_formulas_and_text_with_formats_stay(tmp_path: Path) -> None:
+def test_formulas_and_rich_text_are_kept(tmp_path: Path) -> None:
     formula = b'<c r="C2"><f>ROW()/2</f><v>1</v></c>'
     rich = (
         b'<c r="B2" t="inlineStr"><is><r><rPr><b/></rPr><t>Help</t></r><r><t>less</t></r></is></c>'
@@ -201,7 +203,7 @@ def test_values_of_formulas_and_text_with_formats_stay(tmp_path: Path) -> None:
     assert frame.iloc[0].tolist() == [7, "Helpless", 1, "=A&B", 0.987654]
 
 
-def test_a_workbook_with_macros_is_copied_to_one_with_macros(tmp_path: Path) -> None:
+def test_macro_workbook_is_copied_only_to_a_macro_workbook(tmp_path: Path) -> None:
     source = write_book(tmp_path / "a.xlsm")
     output = add_predictions(source, tmp_path / "b.xlsm", LABEL, table="Tickets")
     assert cells(output)[1][3:] == ("=A&B", 0.987654)
@@ -209,7 +211,7 @@ def test_a_workbook_with_macros_is_copied_to_one_with_macros(tmp_path: Path) -> 
         PredictionFile(tmp_path / "c.xlsm", source=tmp_path / "a.xlsx")
 
 
-def test_what_a_new_workbook_lacks_is_said(tmp_path: Path) -> None:
+def test_new_workbook_warns_about_lost_formats_and_sheets(tmp_path: Path) -> None:
     source = write_book(tmp_path / "a.xlsm")
     with messages() as said:
         output = add_predictions(source, tmp_path / "b.xlsx", LABEL, table="Tickets")
@@ -217,7 +219,7 @@ def test_what_a_new_workbook_lacks_is_said(tmp_path: Path) -> None:
     assert cells(output, "predictions")[1] == (*ROWS[1], "=A&B", 0.987654)
 
 
-def test_packed_workbooks_are_copied_too(tmp_path: Path) -> None:
+def test_workbook_in_a_zip_file_is_copied(tmp_path: Path) -> None:
     book = write_workbook(tmp_path / "a.xlsx", {"Tickets": ROWS})
     source = write_zip(tmp_path / "data.zip", {"a.xlsx": book.read_bytes()})
     with messages() as said:
@@ -229,7 +231,7 @@ def test_packed_workbooks_are_copied_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["bell \a", "a\rb", "a\r\nb", "_x0041_", "#N/A", "=1+1", "+1", "a\tb\n", "TRUE", "🙂"]
 )
-def test_texts_read_back_as_they_are(text: str, tmp_path: Path) -> None:
+def test_texts_survive_a_workbook_round_trip(text: str, tmp_path: Path) -> None:
     """In new workbooks and in copies."""
     (tmp_path / "a.csv").write_text("ID,Text\n1,Hello\n")
     new = add_predictions(tmp_path / "a.csv", tmp_path / "a.xlsx", {"label": text})

@@ -42,16 +42,16 @@ OTHERS: dict[str, Callable[[], PreTrainedConfig]] = {
     "mpnet": lambda: MPNetConfig(**SIZES),
     "xlm-roberta": lambda: XLMRobertaConfig(**SIZES, bos_token_id=2, eos_token_id=3),
 }
-# Each architecture with its last layer and with its head; the other modes are slow.
+# Each architecture with its last layer and with its head. Tests of other modes are slow.
 CASES = [
     *((name, mode) for name in ARCHITECTURES for mode in ("last-1", "head")),
     *((name, "last-1") for name in OTHERS),
     *(pytest.param(name, "classifier", marks=pytest.mark.slow) for name in ARCHITECTURES),
     *(pytest.param(name, "head", marks=pytest.mark.slow) for name in OTHERS),
 ]
-# GPT-2 looks for the end of a text among its tokens, the features of XLNet have another shape, and
-# ConvBERT mixes the features of padding into features of real tokens.
-CAN_NOT_BE_SPLIT: dict[str, Callable[[], PreTrainedConfig]] = {
+# GPT-2 finds the end of a text by its tokens, XLNet features have a different shape, and ConvBERT
+# mixes features of padding into features of real tokens.
+UNSPLITTABLE: dict[str, Callable[[], PreTrainedConfig]] = {
     "gpt2": lambda: GPT2Config(
         vocab_size=SIZES["vocab_size"], n_embd=32, n_layer=3, n_head=4, n_positions=64,
         pad_token_id=0, bos_token_id=2, eos_token_id=3,
@@ -64,19 +64,19 @@ CAN_NOT_BE_SPLIT: dict[str, Callable[[], PreTrainedConfig]] = {
 }  # fmt: skip
 
 
-def model_of(name: str) -> PreTrainedModel:
-    """Return a random classifier, the same for each name; all parameters affect the result."""
+def make_model(name: str) -> PreTrainedModel:
+    """Return a reproducible random classifier in which all parameters affect the logits."""
     if name in ARCHITECTURES:
         model = tiny_model(name, classes=CLASSES)
     else:
         torch.manual_seed(0)
-        config = (OTHERS | CAN_NOT_BE_SPLIT)[name]()
+        config = (OTHERS | UNSPLITTABLE)[name]()
         config.num_labels = CLASSES
         model = AutoModelForSequenceClassification.from_config(config)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
-            # Biases of zero and norms of one would hide missing parameters.
+            # Zero biases and unit norm weights would hide missing parameters.
             parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
     return model
 
@@ -107,10 +107,8 @@ def train_steps(model: nn.Module, inputs: Inputs, structure: Structure) -> None:
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
-def test_steps_above_the_split_are_those_of_the_whole_model_bit_for_bit(
-    name: str, mode: str
-) -> None:
-    whole, divided = model_of(name), model_of(name)
+def test_split_model_steps_are_bit_identical_to_whole_model(name: str, mode: str) -> None:
+    whole, divided = make_model(name), make_model(name)
     before = copied_parameters(whole)
     structure = freeze(whole, mode)
     freeze(divided, mode)
@@ -132,8 +130,8 @@ def test_steps_above_the_split_are_those_of_the_whole_model_bit_for_bit(
     ("name", "mode"),
     [("gpt2", "last-1"), ("gpt2", "head"), ("xlnet", "last-1"), ("convbert", "last-1")],
 )
-def test_a_model_whose_upper_part_needs_more_than_features_is_left_whole(
+def test_model_whose_upper_layers_need_more_than_features_is_not_split(
     name: str, mode: str
 ) -> None:
-    model = model_of(name)
+    model = make_model(name)
     assert split(model, freeze(model, mode)) is None

@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> Path:
     return save_tiny_model(tmp_path / "model")
 
 
-def test_head_of_other_classes_is_not_taken_over(tmp_path: Path) -> None:
+def test_head_for_different_classes_is_reinitialized(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path)
     trained = tiny_model(classes=len(NAMES))
     trained.config.id2label = dict(enumerate(["good", "bad", "so-so", "none"]))
@@ -76,7 +76,7 @@ def test_head_of_other_classes_is_not_taken_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["novel", "bert"])
-def test_code_that_comes_with_a_model_is_not_run(folder: Path, model_type: str) -> None:
+def test_custom_model_code_is_not_executed(folder: Path, model_type: str) -> None:
     mark = folder / "code-was-run"
     (folder / "custom.py").write_text(f"open({str(mark)!r}, 'w')\nclass Model: ...\n")
     auto_map = {
@@ -94,7 +94,7 @@ def test_code_that_comes_with_a_model_is_not_run(folder: Path, model_type: str) 
     assert not mark.exists()
 
 
-def test_token_ids_that_the_model_lacks_are_refused_before_the_first_step(folder: Path) -> None:
+def test_token_ids_outside_the_embeddings_are_rejected_before_training(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["embeddings.word_embeddings.weight"] = torch.ones(90, SIZES["hidden_size"])
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -118,7 +118,7 @@ def remove_padding(folder: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pad_token": None}))
 
 
-def leave_sentencepiece(folder: Path, name: str) -> None:
+def keep_only_sentencepiece(folder: Path, name: str) -> None:
     remove_tokenizer(folder)
     (folder / name).write_bytes(b"pieces")
 
@@ -132,23 +132,23 @@ UNREADABLE: dict[str, tuple[Callable[[Path], None], str, str]] = {
         "tokenizer.json",
     ),
     "DeBERTa-v3": (
-        lambda folder: leave_sentencepiece(folder, "spm.model"),
+        lambda folder: keep_only_sentencepiece(folder, "spm.model"),
         "reading spm.model of .* needs the package sentencepiece",
         "pip install sentencepiece",
     ),
 }
 
 
-@pytest.mark.parametrize(("spoil", "words", "remedy"), UNREADABLE.values(), ids=UNREADABLE)
-def test_a_tokenizer_that_can_not_be_used_is_refused_with_the_true_cause(
-    spoil: Callable[[Path], None], words: str, remedy: str, folder: Path,
+@pytest.mark.parametrize(("damage", "words", "remedy"), UNREADABLE.values(), ids=UNREADABLE)
+def test_unusable_tokenizer_is_rejected_with_the_cause(
+    damage: Callable[[Path], None], words: str, remedy: str, folder: Path,
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
-    spoil(folder)
+    damage(folder)
     monkeypatch.setattr(source_module, "find_spec", lambda name: None)
     capfd.readouterr()
-    with pytest.raises(ModelUnsupportedError, match=words) as refused:
+    with pytest.raises(ModelUnsupportedError, match=words) as raised:
         load(folder)
-    assert remedy in refused.value.remedy
+    assert remedy in raised.value.remedy
     assert capfd.readouterr().err == ""
 
 
@@ -173,19 +173,19 @@ UNFIT: dict[str, tuple[Callable[[Weights], Weights], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "config", "words"), UNFIT.values(), ids=UNFIT)
-def test_weights_that_do_not_fit_the_config_are_refused(
+def test_weights_that_do_not_match_the_config_are_rejected(
     change: Callable[[Weights], Weights], config: dict[str, Any], words: str, folder: Path
 ) -> None:  # fmt: skip
     weights = change(load_file(folder / "model.safetensors"))
     weights = {name: one.contiguous() for name, one in weights.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     change_config(folder, **config)
-    with pytest.raises(ModelUnsupportedError, match=words) as refused:
+    with pytest.raises(ModelUnsupportedError, match=words) as raised:
         load(folder)
-    assert "the same model, or add --from-scratch" in refused.value.remedy
+    assert "the same model, or add --from-scratch" in raised.value.remedy
     emitted: list[events.Event] = []
     load(folder, from_scratch=True, emitted=emitted)
-    # Layers that are left out need no random values.
+    # Missing layers need no random values.
     assert len(emitted) == ("no layer" not in words)
 
 
@@ -197,7 +197,7 @@ class MixesAllTokens(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["fnet", "convbert", "pads left", "no mask"])
-def test_a_model_to_which_padding_matters_is_refused(
+def test_model_whose_logits_depend_on_padding_is_rejected(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save_tiny_model(tmp_path)
@@ -215,10 +215,10 @@ def test_a_model_to_which_padding_matters_is_refused(
         load(folder)
 
 
-def test_longest_text_has_a_position_for_every_token(tmp_path: Path) -> None:
+def test_longest_text_has_a_position_for_each_token(tmp_path: Path) -> None:
     for architecture in ARCHITECTURES:
         text_model = load(save_tiny_model(tmp_path / architecture, architecture))
-        # RoBERTa's positions start after the padding token ID, which is 0 here.
+        # RoBERTa positions start after the padding token ID, which is 0 here.
         assert text_model.max_tokens == (63 if architecture == "roberta" else 64)
 
         text_model.tokenizer.model_max_length = 10**30
@@ -226,12 +226,12 @@ def test_longest_text_has_a_position_for_every_token(tmp_path: Path) -> None:
         text_model.model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
 
 
-# Numbers from model cards and papers, with a classifier of two classes.
+# Numbers from model cards and papers, for two classes.
 PARAMETERS = {"bert-base-uncased": 109_483_778, "bert-large-uncased": 335_143_938}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_published_shapes_need_no_hub_and_have_the_published_parameters(name: str) -> None:
+def test_bundled_configs_work_offline_and_have_the_published_parameter_count(name: str) -> None:
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(load_shape(name, revision=None))
     assert model.num_parameters() == PARAMETERS[name]

@@ -1,4 +1,4 @@
-"""Adapters in small encoders of each architecture: placement, splitting and merging."""
+"""LoRA adapters in a small encoder of each architecture."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from finetune.model.structure import Structure, find_structure, freeze_parameter
 
 
 def adapt(model: PreTrainedModel) -> Structure:
-    """Add adapters to a model, with random values as if they were trained."""
+    """Add adapters to a model."""
     lora = Lora(rank=2, alpha=4, dropout=0.0, targets="auto")
     structure = add_adapters(model, find_structure(model), lora, mode=Mode("lora"))
     freeze_parameters(model, structure, mode=Mode("lora"))
@@ -32,7 +32,9 @@ def logits_of(model: nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_what_has_trained_is_merged_and_loaded_by_peft(architecture: str, tmp_path: Path) -> None:
+def test_trained_adapters_can_be_merged_and_loaded_by_peft(
+    architecture: str, tmp_path: Path
+) -> None:
     model = tiny_model(architecture)
     structure = adapt(model)
     with torch.no_grad():
@@ -53,13 +55,13 @@ def test_what_has_trained_is_merged_and_loaded_by_peft(architecture: str, tmp_pa
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "xlnet"])
-def test_attention_layers_get_adapters_if_a_model_has_linear_ones(architecture: str) -> None:
+def test_attention_layers_get_adapters_if_they_are_linear(architecture: str) -> None:
     model, mode = tiny_model(architecture), Mode("lora")
     lora, structure = Lora(rank=2, alpha=4, dropout=0.0, targets="attention"), find_structure(model)
     if architecture == "xlnet":  # multiplies by plain parameters
-        with pytest.raises(ConfigurationError, match="is called 'attention'") as refused:
+        with pytest.raises(ConfigurationError, match="is called 'attention'") as raised:
             add_adapters(model, structure, lora, mode=mode)
-        assert "ff.layer_1, ff.layer_2" in refused.value.remedy
+        assert "ff.layer_1, ff.layer_2" in raised.value.remedy
     else:
         adapters = add_adapters(model, structure, lora, mode=mode).adapters
         assert adapters

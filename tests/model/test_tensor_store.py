@@ -19,7 +19,7 @@ def store(tmp_path: Path) -> TensorStore:
 def keep(
     store: TensorStore, letter: str, features: torch.Tensor = FEATURES, *, age: float = 0
 ) -> torch.Tensor:
-    """Store features under a key of one letter, last used this many seconds ago."""
+    """Store features under a one-letter key, last used ``age`` seconds ago."""
     shape = len(features), 4
     partial = store.create(64 * letter, shape)
     write_vectors(partial, [(600, features[600:]), (0, features[:600])])
@@ -31,11 +31,11 @@ def keep(
     return mapped
 
 
-def letters_of(store: TensorStore) -> str:
+def stored_letters(store: TensorStore) -> str:
     return "".join(file.name[0] for file in store.files())
 
 
-def test_features_come_back_bit_for_bit_also_in_place_of_a_damaged_file(store: TensorStore) -> None:
+def test_stored_features_are_bit_identical_and_replace_damaged_files(store: TensorStore) -> None:
     file = store.folder / f"{64 * 'a'}.features"
     for _ in range(2):
         assert store.read(64 * "a", SHAPE) is None
@@ -46,22 +46,22 @@ def test_features_come_back_bit_for_bit_also_in_place_of_a_damaged_file(store: T
         file.write_bytes(file.read_bytes()[:-1])
 
 
-def test_the_least_recently_used_goes_first_and_stays_readable(tmp_path: Path) -> None:
+def test_least_recently_used_features_are_deleted_first_and_stay_readable(tmp_path: Path) -> None:
     store = TensorStore(tmp_path, limit_bytes=3 * FEATURES.nbytes)
     (tmp_path / "notes.features").write_text("mine")
     for age, letter in ((30, "a"), (20, "b"), (10, "c")):
         keep(store, letter, age=age)
-    assert letters_of(store) == "cba"
+    assert stored_letters(store) == "cba"
     mapped = store.read(64 * "a", SHAPE)
     keep(store, "d")
-    assert sorted(letters_of(store)) == ["a", "c", "d"]
+    assert sorted(stored_letters(store)) == ["a", "c", "d"]
     large = torch.randn(10_000, 4)
     assert torch.equal(keep(store, "e", large), large)
-    assert sorted(letters_of(store)) == ["a", "c", "d"]
-    # A killed run left this file, which counts like the others.
+    assert sorted(stored_letters(store)) == ["a", "c", "d"]
+    # A killed run left this file. It counts like other files.
     (tmp_path / f"{64 * 'a'}.features").rename(store.create(64 * "f", SHAPE))
-    assert "f" in letters_of(store)
-    (tmp_path / f"{64 * '9'}.safetensors").touch()  # of an earlier version
+    assert "f" in stored_letters(store)
+    (tmp_path / f"{64 * '9'}.safetensors").touch()  # from an earlier version
     for file in store.files():
         file.unlink()
     assert mapped is not None
@@ -69,7 +69,7 @@ def test_the_least_recently_used_goes_first_and_stays_readable(tmp_path: Path) -
     assert [file.name for file in tmp_path.iterdir()] == ["notes.features"]
 
 
-def test_every_part_of_a_key_and_their_order_count() -> None:
+def test_key_depends_on_all_parts_and_their_order() -> None:
     tensor = torch.arange(6, dtype=torch.float32)
     one_bit = tensor.clone()
     one_bit.view(torch.int32)[3] ^= 1

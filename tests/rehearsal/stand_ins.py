@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from machines import LINUX, LINUX_WITH_CUDA, Machine, a_mac, pretend
+from machines import LINUX, LINUX_WITH_CUDA, Machine, a_mac, simulate
 from rehearsal.crashes import plant_crash
 
 from finetune.devices.base import Device
@@ -109,7 +109,7 @@ def prepare() -> None:
 def be_on(rehearsal: Rehearsal) -> None:
     """Make this process see another machine, until it ends."""
     patch = pytest.MonkeyPatch()
-    pretend(rehearsal.machine, patch)
+    simulate(rehearsal.machine, patch)
     _hide_files(rehearsal.hidden, patch)
     if rehearsal.machine.system == "Darwin":
         _be_a_mac(patch)

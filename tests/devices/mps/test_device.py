@@ -5,7 +5,7 @@ import psutil
 import pytest
 import torch
 from batch_finder.simulated_machines import UnifiedMemoryMac
-from machines import INTEL_MAC, LINUX, ROSETTA, VIRTUAL_MAC_TEXTS, Machine, a_mac, pretend
+from machines import INTEL_MAC, LINUX, ROSETTA, VIRTUAL_MAC_TEXTS, Machine, a_mac, simulate
 from tiny_training import simulate_memory
 
 from finetune.devices import host
@@ -15,8 +15,8 @@ GIB = 2**30
 
 
 @pytest.fixture
-def device(pretend_mac: Callable[..., None]) -> MpsDevice:
-    pretend_mac()
+def device(simulate_mac: Callable[..., None]) -> MpsDevice:
+    simulate_mac()
     return MpsDevice()
 
 
@@ -33,8 +33,8 @@ def device(pretend_mac: Callable[..., None]) -> MpsDevice:
         ("Apple M2", "26.1", "2.13.0", ("fp32", "bf16", "fp16"), 1),
     ],
 )
-def test_precisions_and_batches_are_those_that_pytorch_computes_right(
-    pretend_mac: Callable[..., None],
+def test_precisions_and_batch_sizes_with_pytorch_bugs_are_excluded(
+    simulate_mac: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     chip: str,
     macos: str,
@@ -42,7 +42,7 @@ def test_precisions_and_batches_are_those_that_pytorch_computes_right(
     precisions: tuple[str, ...],
     examples: int,
 ) -> None:
-    pretend_mac(chip=chip, macos=macos)
+    simulate_mac(chip=chip, macos=macos)
     monkeypatch.setattr(torch, "__version__", version)
     device = MpsDevice()
     assert (device.precisions, device.shapes.min_examples) == (precisions, examples)
@@ -67,10 +67,10 @@ def test_precisions_and_batches_are_those_that_pytorch_computes_right(
         (a_mac(failure="Error (0000000e)"), "0000000e", "github.com/pytorch/pytorch/issues"),
     ],
 )
-def test_each_machine_without_mps_gets_its_reason_and_remedy(
+def test_each_machine_without_mps_has_a_reason_and_remedy(
     machine: Machine, reason: str | None, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend(machine, monkeypatch)
+    simulate(machine, monkeypatch)
     unusable = MpsDevice.why_not_usable()
     assert (unusable is None) is (reason is None)
     if unusable and reason:
@@ -80,13 +80,15 @@ def test_each_machine_without_mps_gets_its_reason_and_remedy(
 
 
 @pytest.fixture
-def pretend_memory(
-    pretend_mac: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+def simulate_mac_memory(
+    simulate_mac: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., list[float]]:
-    """A Mac with 16 GiB; Metal recommends 10.5 GiB. Sizes are in GiB."""
+    """A function that simulates a 16 GiB Mac with 10.5 GiB recommended by Metal. Sizes in GiB."""
 
-    def pretend(*, available: float = 12, footprint: float = 0.5, driver: float = 0) -> list[float]:
-        pretend_mac()
+    def simulate(
+        *, available: float = 12, footprint: float = 0.5, driver: float = 0
+    ) -> list[float]:
+        simulate_mac()
         fractions: list[float] = []
 
         def set_fraction(fraction: float) -> None:
@@ -101,13 +103,13 @@ def pretend_memory(
         monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", set_fraction)
         return fractions
 
-    return pretend
+    return simulate
 
 
-def test_the_budget_is_the_limit_that_the_user_or_the_environment_sets(
-    pretend_memory: Callable[..., list[float]], monkeypatch: pytest.MonkeyPatch
+def test_budget_follows_the_limit_of_the_user_or_the_environment(
+    simulate_mac_memory: Callable[..., list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend_memory(available=14)
+    simulate_mac_memory(available=14)
     assert MpsMemory().budget_bytes(2 * GIB) == 2 * GIB
     monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.5")
     assert MpsMemory().budget_bytes(None) == 5.25 * GIB
@@ -115,19 +117,19 @@ def test_the_budget_is_the_limit_that_the_user_or_the_environment_sets(
     assert MpsMemory().budget_bytes(None) == 10.5 * GIB
 
 
-def test_the_cap_leaves_the_gpu_what_the_rest_of_the_process_does_not_hold(
-    pretend_memory: Callable[..., list[float]],
+def test_gpu_memory_limit_excludes_other_memory_of_the_process(
+    simulate_mac_memory: Callable[..., list[float]],
 ) -> None:
-    fractions = pretend_memory(footprint=1.0)
+    fractions = simulate_mac_memory(footprint=1.0)
     MpsMemory().set_memory_limit(int(5.2 * GIB))
     assert fractions == [pytest.approx(4.2 / 10.5)]
-    fractions = pretend_memory(footprint=4.0, driver=3.0)
+    fractions = simulate_mac_memory(footprint=4.0, driver=3.0)
     MpsMemory().set_memory_limit(int(5.2 * GIB))
     assert fractions == [pytest.approx(4.2 / 10.5)]
 
 
 @pytest.mark.parametrize("counts_peak", [True, False])
-def test_cache_of_many_shapes_runs_away_before_the_mac_swaps(
+def test_cache_limit_is_reached_before_the_mac_swaps(
     counts_peak: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mac = UnifiedMemoryMac(physical_bytes=64 * GIB, recommended_share=0.78)
