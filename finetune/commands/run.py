@@ -234,7 +234,7 @@ def _show_plan(plan: dict[str, Any]) -> None:
     seconds = plan.pop("estimated_seconds")
     # Hundreds of classes don't fit on a line, and regression has no classes.
     rows = "training_rows_by_class"
-    plan["tokens that are not padding"] = f"{plan.pop('real_token_share'):.0%}"
+    plan["non-padding tokens"] = f"{plan.pop('real_token_share'):.0%}"
     show_facts({**plan, rows: listed_counts(plan[rows]) or "no classes"})
     show_lines(f"about {duration(seconds)} ({plan['total_steps']:,} steps)")
     if estimate:

@@ -115,9 +115,9 @@ def draw_curves(journal: Rows, results: RunResults) -> list[Chart]:
     guides = []
     if best and results.validation_kind == "held out":
         kept = last * best / steps
-        guides.append(Series(f"epoch {kept:.3g} is kept", [(kept, math.nan)], "guide"))
+        guides.append(Series(f"kept (epoch {kept:.3g})", [(kept, math.nan)], "guide"))
     if steps < training.max_steps:
-        guides.append(Series(f"stopped after epoch {last:.3g}", [(last, math.nan)], "guide"))
+        guides.append(Series(f"early stop (epoch {last:.3g})", [(last, math.nan)], "guide"))
 
     def curve(name: str, key: str) -> Series:
         return Series(
@@ -161,7 +161,7 @@ def tabulate_words(words: Mapping[str, ClassWords]) -> Table:
     ]
     note = (
         "The words whose absence lowers the probability of the predicted class most, with the mean"
-        " change over the explained test rows of the class, and how many of these have the word."
+        " change over the explained test rows in the class, and how many of these contain the word."
     )
     return Table("What each class goes by", ("class", "rows", "words"), rows, 3, note)
 
@@ -215,8 +215,8 @@ def tabulate_costs(results: RunResults) -> Table:
     rows = [(name, f"{seconds:,.1f} s") for name, seconds in results.stage_seconds.items()]
     rows += [
         ("examples per second (mean)", f"{results.training.train_samples_per_second:,.1f}"),
-        ("batch size on the device", f"{results.training.train_batch_size:,}"),
-        ("tokens that are not padding", percent(results.facts.real_token_share)),
+        ("batch size per device", f"{results.training.train_batch_size:,}"),
+        ("non-padding tokens", percent(results.facts.real_token_share)),
         *([("peak memory", f"{peak / 2**30:.2f} GiB")] if peak else []),
     ]
     return Table("Time and memory", ("stage or measure", "value"), rows)
@@ -355,7 +355,7 @@ def summarize_audit(audit: "Audit") -> Table:
         count = sum(bool(record.get("labels")) for record in records)
         note = f"{count:,} with contradictory labels" if count else ""
         rows.append((mark if records else GOOD, what, f"{len(records):,}", note))
-    return Table("", ("", "what", "rows", "note"), rows, text_columns=4)
+    return Table("", ("", "check", "rows", "details"), rows, text_columns=4)
 
 
 def tabulate_audit(audit: "Audit") -> list[Table]:
@@ -375,8 +375,8 @@ def tabulate_audit(audit: "Audit") -> list[Table]:
             notes = [f"The first {MAX_AUDIT_ROWS} of {len(rows):,}."] * (len(rows) > len(shown))
             if any(row.get("words") for row in shown):
                 notes.append(
-                    "The marked words speak for the suggestion: without one of them, its "
-                    "probability changes by the number in the column words."
+                    "The marked words support the suggestion. The words column shows how the "
+                    "probability changes without each of them."
                 )
             titles = [name.replace("_", " ") for name in columns]
             tables.append(Table(title, titles, cells, len(columns), " ".join(notes)))

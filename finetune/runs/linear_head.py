@@ -95,7 +95,7 @@ class LinearHeadFitter:
         return read_features(self._inputs, trainer.plan, trainer.predictor, trainer.examples[split])
 
     def _add_names(self, rows: LabeledFeatures) -> str:
-        """Add names of classes to the training rows if they fit, and return a sentence.
+        """Add class names to the training rows if they fit, and return a sentence.
 
         Descriptions are always added: users write them for this purpose, and they help even where
         few fit (docs/measurements.md).
@@ -112,10 +112,10 @@ class LinearHeadFitter:
         is_used = is_missing
         if has_descriptions or fit.mean() >= MIN_FITTING_NAMES:
             is_used = np.ones_like(is_missing)
-            sentence = f"{word} of classes are training rows: {similar}"
+            sentence = f"class {word} are training rows: {similar}"
         else:
             remedy = "--class-descriptions describes them better"
-            sentence = f"names of classes are not used: only {similar}; {remedy}"
+            sentence = f"class names are not used: only {similar}; {remedy}"
         added = [examples["names"].select(np.flatnonzero(is_used))] if is_used.any() else []
         if is_missing.any():
             missing = np.unique(names.labels[is_missing])

@@ -125,9 +125,7 @@ class Plan:
         """Return the message before the first step."""
         real = self.real_token_fraction(examples["train"])
         message = f"training: {self.total_steps:,} steps of {self.examples_per_step} examples"
-        message += (
-            f", learning rate {self.learning_rate:g}, {real:.1%} of the tokens are not padding"
-        )
+        message += f", learning rate {self.learning_rate:g}, {real:.1%} non-padding tokens"
         patience = 0 if self.method.fits_head else self.early_stopping_patience
         if patience and "validation" in examples:
             message += f"; it stops after {patience} validations without improvement"

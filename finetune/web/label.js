@@ -17,9 +17,9 @@ async function request(path, body) {
     body: JSON.stringify(body),
   };
   const response = await fetch(path, options).catch(() => {
-    throw new Error("The server has stopped. Start finetune label again.");
+    throw new Error("The server has stopped. Restart finetune label.");
   });
-  const content = await response.json().catch(() => ({ error: `The server answered ${response.status}.` }));
+  const content = await response.json().catch(() => ({ error: `The server responded with status ${response.status}.` }));
   if (!response.ok) throw Object.assign(new Error(content.error), { status: response.status });
   return content;
 }
@@ -30,7 +30,7 @@ async function change(path, body, seen) {
     showStatus(await request(path, { ...body, ...seen }));
   } catch (error) {
     if (error.status !== 412) throw error;
-    const isWanted = confirm(`Changed in another tab or in the file: ${error.message}. Go on anyway?`);
+    const isWanted = confirm(`Changed in another tab or in the file: ${error.message}. Continue anyway?`);
     showStatus(await (isWanted ? request(path, body) : request("/api/status")));
   }
 }
@@ -103,13 +103,13 @@ function showSuggestion(pieces) {
   const probability = suggestion && suggestion.probability ? ` (${percent(suggestion.probability)})` : "";
   if (current) showText(element("text"), current, isShown ? pieces : {});
   const marked = new Set([...element("text").querySelectorAll("mark")].map((mark) => mark.textContent));
-  const reason = marked.size ? `. Words that speak for it: ${[...marked].join(", ")}` : "";
+  const reason = marked.size ? `. Words that support it: ${[...marked].join(", ")}` : "";
   show("label-now", current && current.label !== null ? `Label: ${words(current.label)}` : "");
   show("suggestion", isShown ? `Suggestion: ${words(suggestion.label)}${probability}${reason}` : "");
   if (isShown && !pieces) markWords(current).catch((error) => show("error", error.message));
 }
 
-// Before the answer comes, another text may be shown, or the model may suggest another class.
+// Before the response arrives, another text may be shown, or the model may suggest another class.
 async function markWords(row) {
   const pieces = await request(`/api/words?row=${row.row}`);
   if (row === current && words(pieces.label) === words(row.suggestion.label)) showSuggestion(pieces);
@@ -141,12 +141,12 @@ function showClasses() {
 function showStatus(content) {
   status = content;
   const features = content.features < 1 && !content.error
-    ? ` Features are computed for ${percent(content.features)} of the texts.` : "";
+    ? ` Encoding texts: ${percent(content.features)}.` : "";
   const skipped = content.skipped ? `, ${content.skipped} skipped` : "";
   element("progress").textContent =
     `${content.labeled} of ${count(content.texts, "text")} labeled${skipped}.${features}`;
   show("model-error", content.error &&
-    `There is no model: ${content.error}. You can continue to label without suggestions.`);
+    `The model failed: ${content.error}. You can continue to label without suggestions.`);
   element("file").textContent = content.file;
   element("command").textContent = content.command;
   show("advice", advise(content));
@@ -158,16 +158,16 @@ function advise({ agreement, suggestions, classes }) {
   const sentences = [];
   const few = Object.keys(classes).filter((name) => classes[name] < FEW_LABELS);
   if (agreement) {
-    sentences.push(`On ${count(agreement.texts, "text")} drawn at random, the model has ${agreement.metric} ` +
-      `${percent(agreement.value)} (95% CI ${percent(agreement.low)} to ${percent(agreement.high)}).`);
+    sentences.push(`On ${count(agreement.texts, "random text")}, the model has ${agreement.metric} ` +
+      `${percent(agreement.value)} (95% CI ${percent(agreement.low)}–${percent(agreement.high)}).`);
   }
   if (suggestions.last) {
-    sentences.push(`${suggestions.agreed} of its last ${count(suggestions.last, "suggestion")} were your label.`);
+    sentences.push(`${suggestions.agreed} of its last ${count(suggestions.last, "suggestion")} matched your label.`);
   }
   if (few.length) sentences.push(`Classes with fewer than ${FEW_LABELS} labels: ${few.join(", ")}.`);
   if (!agreement || suggestions.last < 30 || few.length) sentences.push("Label more texts.");
-  else if (suggestions.agreed < 27) sentences.push("More labels still teach the model something.");
-  else if (agreement.high - agreement.low > 0.2) sentences.push("The model learns little from more labels. They only narrow the interval.");
+  else if (suggestions.agreed < 27) sentences.push("More labels still improve the model.");
+  else if (agreement.high - agreement.low > 0.2) sentences.push("More labels hardly change the model. They only narrow the interval.");
   else sentences.push("You can stop: more labels will hardly change the model.");
   return sentences.join(" ");
 }
@@ -196,7 +196,7 @@ const undo = () => act(async () => {
 function done() {
   if (isReview && !isMulti) label(current && current.label);
   else if (isMulti && chosen.size) label([...chosen]);
-  else if (isMulti) show("error", "Choose a class, or press 0 if the text has none of them.");
+  else if (isMulti) show("error", "Choose a class, or press 0 if none fits.");
 }
 
 async function showView(view) {
@@ -229,7 +229,7 @@ async function showDoubts() {
       made.remove();
     });
     const made = card(row, `Your label: ${words(row.label)}. Model: ${words(row.predicted)}.`,
-      makeButton("Confirm", () => set(row.label)), makeButton(`Take ${words(row.predicted)}`, () => set(row.predicted)));
+      makeButton("Confirm", () => set(row.label)), makeButton(`Change to ${words(row.predicted)}`, () => set(row.predicted)));
     return made;
   });
   element("doubts").replaceChildren(...(cards.length ? cards : [make("p", "The model agrees with all labels.")]));
@@ -239,7 +239,7 @@ async function showTexts() {
   const query = new URLSearchParams(new FormData(element("search")));
   const rows = await request(`/api/texts?${query}`);
   const cards = rows.map((row) => card(row, row.label === null ? "skipped" : words(row.label)));
-  element("texts").replaceChildren(...(cards.length ? cards : [make("p", "No text matches.")]));
+  element("texts").replaceChildren(...(cards.length ? cards : [make("p", "No matching texts.")]));
 }
 
 const plain = (name) => name.toLowerCase().replace(/[\s_-]+/g, " ").trim();
@@ -248,7 +248,7 @@ const plain = (name) => name.toLowerCase().replace(/[\s_-]+/g, " ").trim();
 function isMeant(name, old) {
   const alike = Object.keys(status.classes).find(
     (other) => other !== old && other !== name.trim() && plain(other) === plain(name));
-  return !alike || confirm(`There is a class "${alike}". Is "${name}" another class?`);
+  return !alike || confirm(`The class "${alike}" already exists. Is "${name}" a different class?`);
 }
 
 document.addEventListener("keydown", (event) => {

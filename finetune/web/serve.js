@@ -22,9 +22,9 @@ function showAnswer(scores) {
     row.append(cell("td", label), cell("td", isValue ? Number(score.toPrecision(6)) : score.toFixed(3)));
     table.append(row);
   }
-  element("answer").replaceChildren(scores.length ? table : cell("p", "No class."));
+  element("answer").replaceChildren(scores.length ? table : cell("p", "No prediction (the model abstained)."));
   const count = Number(document.body.dataset.classes);
-  if (scores.length < count) element("answer").append(cell("p", `The first ${scores.length} of ${count} classes.`));
+  if (scores.length < count) element("answer").append(cell("p", `Top ${scores.length} of ${count} classes.`));
 }
 
 async function classify() {

@@ -201,9 +201,9 @@ def make_app(
     def why_rejected(request: HTTPConnection) -> tuple[int, str] | None:
         host, origin = request.headers.get("host", "").lower(), request.headers.get("origin")
         if host not in accepted_hosts:
-            return 403, f"this server is not reached as {host!r}"
+            return 403, f"host {host!r} is not allowed"
         if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
-            return 403, "pages of other sites can't use this server"
+            return 403, "cross-origin requests are not allowed"
         # Load balancers and Prometheus read these, which have nothing about texts or classes.
         if not token or request.url.path in ("/health", "/metrics"):
             return None
@@ -215,8 +215,8 @@ def make_app(
         pairs += [(in_address, token), (request.cookies.get(cookie, ""), session)]
         if any([secrets.compare_digest(sent.encode(), true.encode()) for sent, true in pairs]):
             return None
-        page = "open /?token=… with it in a browser"
-        return 401, f"the token is missing or wrong: send it as bearer token, or {page}"
+        remedy = "send it as a bearer token, or open /?token=… in a browser"
+        return 401, f"missing or invalid token: {remedy}"
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:

@@ -74,7 +74,7 @@ def test_texts_can_be_labeled_by_keyboard(
             wait_for(visit, rf"^{labeled} of")
 
         shown.wait_for()
-        visit.page.get_by_text("There is no model: ValueError: no weights").wait_for()
+        visit.page.get_by_text("The model failed: ValueError: no weights").wait_for()
         for name in ("good", "bad"):
             visit.page.fill("#class-name", name)
             visit.page.keyboard.press("Enter")
@@ -284,15 +284,15 @@ def test_contradictions_can_be_confirmed_or_changed(browser: "Browser", tmp_path
             page.keyboard.press(key)
             wait_for(visit, f"^{number} of")
             page.wait_for_timeout(300)
-        page.locator("#advice", has_text="drawn at random, the model has accuracy").wait_for()
+        page.locator("#advice", has_text="random texts, the model has accuracy").wait_for()
         page.get_by_role("button", name="Contradictions", exact=True).click()
         page.locator("article").first.wait_for()
         count = page.locator("article").count()
         assert count >= 2
         page.get_by_role("button", name="Confirm").first.click()
-        page.get_by_role("button", name=re.compile("^Take ")).nth(1).wait_for()
+        page.get_by_role("button", name=re.compile("^Change to ")).nth(1).wait_for()
         page.locator("body:not([data-busy])").wait_for()
-        page.get_by_role("button", name=re.compile("^Take ")).first.click()
+        page.get_by_role("button", name=re.compile("^Change to ")).first.click()
         page.locator("body:not([data-busy])").wait_for()
         page.wait_for_timeout(300)
         assert page.locator("article").count() == count - 2
@@ -310,7 +310,7 @@ def test_only_words_in_the_shown_text_are_highlighted(browser: "Browser", tmp_pa
     with serving(Suspects(path, ["bad", "good"], is_multi_label=False), None) as address:
         visit = browser.visit(address, scheme="dark")
         page = visit.page
-        page.get_by_text("Suggestion: good (90%). Words that speak for it: text, 1").wait_for()
+        page.get_by_text("Suggestion: good (90%). Words that support it: text, 1").wait_for()
         assert page.locator("#text mark").all_inner_texts() == ["text", "1", "text"]
         assert visit.find_violations() == []
         held: list[Any] = []
@@ -318,7 +318,7 @@ def test_only_words_in_the_shown_text_are_highlighted(browser: "Browser", tmp_pa
         for number in (1, 2):
             page.keyboard.press("Enter")
             wait_for(visit, rf"^{number} of 3 ")
-        page.get_by_text("Words that speak for it: text, 3").wait_for()
+        page.get_by_text("Words that support it: text, 3").wait_for()
         [route] = held
         route.continue_()
         page.wait_for_timeout(300)

@@ -187,7 +187,7 @@ def test_the_code_of_each_card_predicts_like_the_run(
         code = "".join(re.findall(r"```python\n(.*?)```", card.read_text(), re.DOTALL))
         code = re.sub(r"(?m)^classify\(", "answer = classify(", code)
         code = code.replace("path/to/this/folder", str(card.parent))
-        code = code.replace("Put a text here", LONG).replace("and the second text here", "it is 7")
+        code = code.replace("Your text here", LONG).replace("Your second text here", "it is 7")
         variables: dict[str, Any] = {}
         exec(code, variables)
         labels, score = read_answer(variables)

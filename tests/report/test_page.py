@@ -69,7 +69,7 @@ def test_report_shows_metrics_curves_mistakes_configuration_and_environment(
         *("75.0%", "73.3%", "87.5%"),
         *("1 min 23 s", "177 examples/s", "a slow CPU, fp32", "770", "of 109,483,778"),
         *("Loss", "training", "accuracy", "macro F1", "epoch"),
-        *("epoch 1 is kept", "stopped after epoch 2"),
+        *("kept (epoch 1)", "early stop (epoch 2)"),
         *("66.7%", "1 of 4 test rows are misclassified"),
         *("3.11.7", "torch: 2.13.0", "finetune run trec-minilm-full", "1,162"),
         *("finetune predict trec-minilm-full FILE", "predict('trec-minilm-full'", ".label)"),
@@ -144,12 +144,12 @@ def test_twenty_mistakes_are_shown_the_most_confident_first_and_more_of_a_cell_a
 
 def test_details_warnings_and_calibration_are_shown(folder: RunFolder, results: RunResults) -> None:
     write_jsonl(folder.warnings_file, [{"message": "2 texts are cut", "remedy": "raise it"}] * 2)
-    details = replace(DETAILS, names="names of classes are training rows")
+    details = replace(DETAILS, names="class names are training rows")
     text = report_of(folder, replace(results, details=details, calibration=CALIBRATION)).text
 
     assert text.count("2 texts are cut.") == 1
     for shown in (
-        "Few-shot training Names of classes are training rows",
+        "Few-shot training Class names are training rows",
         "divided by a temperature of 1.7",
         "after scaling 10.00%",
         "before scaling 40.00%",

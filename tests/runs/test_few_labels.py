@@ -230,7 +230,7 @@ def test_descriptions_of_classes_are_training_rows(
 ) -> None:
     events: list[Event] = []
     run = train(tmp_path / "run", class_descriptions=DESCRIPTIONS, emit=events.append, **options)
-    assert was_emitted(events, Info, "few-shot: descriptions of classes are training rows")
+    assert was_emitted(events, Info, "few-shot: class descriptions are training rows")
     results = read_json(run / "all_results.json")
     assert "are training rows" in results["details"]["names"]
     assert results["train_samples"] == 15
