@@ -85,7 +85,7 @@ def main() -> None:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        for name, height in (("report", 1130), ("serving", 640), ("labeling", 900)):
+        for name, height in (("report", 1150), ("serving", 640), ("labeling", 900)):
             size = {"width": 1000, "height": height}
             page = browser.new_page(viewport=size, device_scale_factor=1.5)
             if name == "serving":
@@ -94,7 +94,7 @@ def main() -> None:
                 save_labeling(page)
             else:
                 shutil.copyfile(report(RUN), EXAMPLE)
-                page.goto(EXAMPLE.resolve().as_uri())
+                page.goto(f"{EXAMPLE.resolve().as_uri()}#classes")
                 save(page, name)
         browser.close()
 
