@@ -159,7 +159,7 @@ def test_multi_label_labels_are_changed_one_by_one(browser: "Browser", tmp_path:
         page = visit.page
         wait_for(visit, "^0 of")
         page.keyboard.press("Enter")
-        page.get_by_text("press 0 if the text has none of them").wait_for()
+        page.get_by_text("press 0 if none fits").wait_for()
         for key in ("1", "2", "Enter"):
             page.keyboard.press(key)
         wait_for(visit, "^1 of")
@@ -206,7 +206,7 @@ def test_page_deletes_classes_and_warns_about_similar_names(
         page.get_by_role("button", name="Change", exact=True).click()
         page.locator("#classes button >> nth=2").wait_for(state="detached")
         assert journal.labels.classes == ["Housing", "bad"]
-        assert 'There is a class "Housing"' in asked[0]
+        assert 'The class "Housing" already exists' in asked[0]
         assert 'Delete the class "housing" and its 0 labels?' in asked[2]
         page.close()
 
