@@ -398,12 +398,13 @@ def describe_weakest(scores: Scores) -> str:
         return ""
     rows = f"{round(weakest.recall * weakest.support):,} of {weakest.support:,}"
     if is_multi_label:
-        return f"Weakest: {quote_name(name)}, F1 {percent(weakest.f1)}, {rows} found."
+        return f"Weakest class: {quote_name(name)} (F1 {percent(weakest.f1)}, {rows} found)."
     confused = "".join(
         f", {count:,} misclassified as {quote_name(other)}"
         for other, count in confused_with(scores, name)[:1]
     )
-    return f"Weakest: {quote_name(name)}, {rows}{confused}." if weakest.recall < 1 else ""
+    details = f"{rows} correct{confused}"
+    return f"Weakest class: {quote_name(name)} ({details})." if weakest.recall < 1 else ""
 
 
 def _advise(results: RunResults) -> str:

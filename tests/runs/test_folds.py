@@ -156,7 +156,7 @@ def test_the_command_shows_folds_all_rows_and_classes_and_leaves_test_rows_alone
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "810 rows predicted out of fold" in page
     assert "Each row is a true class" in page
-    sentences = ("% on 810 rows, each by a model that did not see it (95% CI", "Weakest:")
+    sentences = ("% on 810 rows, each by a model that did not see it (95% CI", "Weakest class:")
     for sentence in sentences:
         assert sentence in " ".join(outcome.output.split())
         assert sentence in page

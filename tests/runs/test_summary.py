@@ -24,8 +24,8 @@ def test_the_weakest_class_is_named_with_what_it_is_taken_for() -> None:
     predicted = np.where(np.arange(20) >= 18, 0, labels)
     text = summarize(results_of(Single(["bill", "ship", "back"]), np.eye(3)[predicted], labels))
     assert text.startswith("Accuracy 90% on 20 test rows (95% CI 70–97%), above the")
-    for words in ("baseline (`bill`, 50%)", "20 rows are few. `--folds 5`",
-                  "Weakest: `back`, 1 of 3, 2 misclassified as `bill`."):  # fmt: skip
+    weakest = "Weakest class: `back` (1 of 3 correct, 2 misclassified as `bill`)."
+    for words in ("baseline (`bill`, 50%)", "20 rows are few. `--folds 5`", weakest):
         assert words in text
 
 
@@ -83,7 +83,7 @@ def test_the_weakest_of_several_labels_is_the_one_with_the_lowest_f1() -> None:
     predicted = labels.copy()
     predicted[:6, 0], predicted[:, 1] = 0, 1  # F1 of 0.82 and 0.67, recall of 0.7 and 1
     text = summarize(results_of(Multi(["a", "b"]), predicted * 2 - 1, labels))
-    assert "Weakest: `b`, F1 66.7%, 50 of 50 found." in text
+    assert "Weakest class: `b` (F1 66.7%, 50 of 50 found)." in text
 
 
 @pytest.mark.parametrize("task", [Multi(["a", "b"]), Regression(mean=9.5, deviation=1.0)])
