@@ -150,7 +150,7 @@ def tabulate_classes(results: RunResults) -> Table | None:
 
 
 def tabulate_words(words: Mapping[str, ClassWords]) -> Table:
-    """Return the words that each class goes by, one row per class."""
+    """Return the decisive words of each class, one row per class."""
     rows = [
         (
             name,
@@ -163,7 +163,7 @@ def tabulate_words(words: Mapping[str, ClassWords]) -> Table:
         "The words whose absence lowers the probability of the predicted class most, with the mean"
         " change over the explained test rows in the class, and how many of these contain the word."
     )
-    return Table("What each class goes by", ("class", "rows", "words"), rows, 3, note)
+    return Table("Decisive words by class", ("class", "rows", "words"), rows, 3, note)
 
 
 def draw_scatter(rows: Rows) -> list[Chart]:

@@ -113,7 +113,7 @@ class RunDetails:
     fitted on, and the fraction of test rows that a head without them predicts differently.
     ``names`` says whether the names of classes were training rows, and why. ``drawn`` counts the
     rows that ``finetune label`` drew at random; it is None for other tables. ``no_labels`` is for a
-    run without labels. ``class_words`` has the words that each class goes by, from test rows.
+    run without labels. ``class_words`` has the decisive words of each class, from test rows.
     """
 
     choices: Sequence[AutoTunedOption]

@@ -1,4 +1,4 @@
-"""The words that test rows and classes go by, for the report of a run."""
+"""The decisive words of test rows and classes, for the report of a run."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ def explain_rows(
 def words_of_classes(
     task: Task, logits: Logits, explained: Mapping[int, Explanation], numbers: Sequence[int]
 ) -> dict[str, ClassWords]:
-    """Return the words that each class goes by, from some of the explained rows."""
+    """Return the decisive words of each class, from some of the explained rows."""
     totals: dict[str, Counter[str]] = defaultdict(Counter)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     class_rows: Counter[str] = Counter()

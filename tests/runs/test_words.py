@@ -1,4 +1,4 @@
-"""The words that test rows and classes go by, in the results and the report of a run."""
+"""The decisive words of test rows and classes, in the results and the report of a run."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def test_mistakes_are_explained_and_the_report_marks_their_words(run: Path) -> N
     explained = [row for row in rows if "explanation" in row]
     assert any(row["predicted"] != row["label"] for row in explained)
     assert {*explained[0]["explanation"][0]} == {"word", "change"}
-    assert "What each class goes by" in (run / "report.html").read_text()
+    assert "Decisive words by class" in (run / "report.html").read_text()
 
 
 def test_words_of_a_class_are_in_its_explained_rows(run: Path) -> None:
@@ -37,4 +37,4 @@ def test_words_of_a_class_are_in_its_explained_rows(run: Path) -> None:
 def test_private_texts_are_not_explained(tiny_folder: Path, tmp_path: Path) -> None:
     run_tiny(tmp_path / "run", model=tiny_folder, max_steps=2, private_data=True)
     assert not any("explanation" in row for row in read_jsonl(tmp_path / "run/predictions.jsonl"))
-    assert "What each class goes by" not in (tmp_path / "run/report.html").read_text()
+    assert "Decisive words by class" not in (tmp_path / "run/report.html").read_text()
