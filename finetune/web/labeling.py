@@ -303,7 +303,7 @@ class LabelingSession:
             )
             now = self._text_of(row)["label"]
             if "was" in body.model_fields_set and now != body.was:
-                raise HTTPException(412, f"row {body.row} has the label {now!r} by now")
+                raise HTTPException(412, f"row {body.row} now has the label {now!r}")
             if body.label is None:
                 return self._record(Action("skip", row, how=how))
             labels = [body.label] if isinstance(body.label, str) else body.label
@@ -311,7 +311,7 @@ class LabelingSession:
             if not self._is_multi and len(names) != 1:
                 raise HTTPException(422, "this data has one class per text: send one label")
             if unknown := {*names} - {*self.journal.labels.classes}:
-                raise HTTPException(422, f"there is no class {min(unknown)!r}: add it first")
+                raise HTTPException(422, f"unknown class {min(unknown)!r}: add it first")
             suggested = None if row in self.journal.labels.rows else self._suggest(row)
             agrees = suggested and {*suggested[0]} == {*names}
             return self._record(Action("label", row, names, how, agrees=agrees))
@@ -321,9 +321,9 @@ class LabelingSession:
         with self._lock:
             self.journal.take_edits()
             if not (count := len(self.journal.actions)):
-                raise HTTPException(409, "there is nothing to undo")
+                raise HTTPException(409, "nothing to undo")
             if body.undoable not in (None, count):
-                raise HTTPException(412, "the last action is not the last one of this page")
+                raise HTTPException(412, "there were other actions since this page was updated")
             last = self.journal.actions[-1]
             status = self._record(Action("undo"))
             if last.row is None:
@@ -339,7 +339,7 @@ class LabelingSession:
             if body.new_name is None:
                 return self._record(Action("add", classes=(check_name(body.name),)))
             if body.name not in self.journal.labels.classes:
-                raise HTTPException(404, f"there is no class {body.name!r}")
+                raise HTTPException(404, f"unknown class {body.name!r}")
             new_name = check_name(body.new_name) if body.new_name else ""
             return self._record(Action("rename", classes=(body.name,), new_name=new_name))
 

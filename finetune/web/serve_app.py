@@ -164,7 +164,7 @@ async def answer_in_time(request: Request, work: Awaitable[Any]) -> Any:
             task.cancel()
     if tasks[1].done():  # nobody reads the answer, but it is counted and logged
         raise HTTPException(CLIENT_LEFT, "the client closed the connection")
-    raise _busy(f"there was no answer within {DEADLINE_SECONDS} seconds", 1)
+    raise _busy(f"no response within {DEADLINE_SECONDS} seconds", 1)
 
 
 class ServedModel:

@@ -61,7 +61,7 @@ def bind(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         raise UsageError(
             f"the server can't listen on {host}, port {port}: {error}",
-            remedy="choose another --port; --port 0 is a free one",
+            remedy="choose a different --port; --port 0 picks a free port",
         ) from error
     # Connections inherit this. Without it, the body of an answer waits 40 ms until the client has
     # confirmed the header. asyncio sets it only on sockets that were made with IPPROTO_TCP.

@@ -221,7 +221,7 @@ def test_a_page_that_is_out_of_date_is_told(session: LabelingSession) -> None:
     assert post("praise", was="bug") == 200
     assert post("refund") == 200  # a script need not know
     response = client.post("/api/label", json={"row": 1, "label": "bug", "was": "praise"})
-    assert response.json() == {"error": "row 1 has the label 'refund' by now"}
+    assert response.json() == {"error": "row 1 now has the label 'refund'"}
     assert client.post("/api/undo", json={"undoable": 2}).status_code == 412
     assert client.post("/api/undo", json={"undoable": 3}).status_code == 200
 
