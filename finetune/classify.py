@@ -35,8 +35,9 @@ class Classifier:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
         length, stride, side = map(self.options.get, ("max_length", "stride", "truncation_side"))
+        self.has_windows = self.options["long_texts"] == "windows"
         # With windows, a longer text becomes several, which overlap by `stride` tokens.
-        self.tokenizer.enable_truncation(length, stride=stride or 0, direction=side)
+        self.tokenizer.enable_truncation(length, stride=stride * self.has_windows, direction=side)
         cpu = ["CPUExecutionProvider"]
         self.session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=cpu)
         self.input_names = [value.name for value in self.session.get_inputs()]
@@ -69,9 +70,8 @@ class Classifier:
     def _logits(self, rows: Sequence[tuple[str, ...]]) -> NDArray[np.float32]:
         """Return the logits of texts or pairs, [rows, outputs]: the mean of their windows."""
         inputs: list[Any] = [row if len(row) > 1 else row[0] for row in rows]
-        has_windows = self.options["stride"] is not None
         encodings = self.tokenizer.encode_batch_fast(inputs)
-        texts = [[text, *(text.overflowing if has_windows else ())] for text in encodings]
+        texts = [[text, *(text.overflowing if self.has_windows else ())] for text in encodings]
         windows, counts = [*chain.from_iterable(texts)], np.array([*map(len, texts)])
         order = sorted(range(len(windows)), key=lambda number: -len(windows[number]))
         logits = np.empty((len(windows), self.outputs), np.float32)

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import logging
+import shutil
 import subprocess
 import sys
 import time
@@ -13,20 +14,27 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow
 import torch
 from torch import nn
 
+from finetune.config.load import dump_config
+from finetune.config.schema import OPTIONS, change_options
+from finetune.data.dataset import texts_of
 from finetune.errors import FinetuneError, ModelUnsupportedError, UsageError, packages_of, reason_of
-from finetune.files import naming, replacing, write_json
+from finetune.files import naming, read_json, replacing, write_json, write_text_atomically
 from finetune.model.load import TextModel
 from finetune.ownership import OwnFolder
-from finetune.runs.runtime import FILES, VERIFIED_FILE
+from finetune.runs.folder import BundleFolder, RunFolder
+from finetune.runs.manifest import Manifest
+from finetune.runs.runtime import FILES, TOKENIZER, VERIFIED_FILE, OnnxPredictor, note_verified
+from finetune.runs.text_predictor import TextPredictor
 from finetune.runs.trained import TrainedModel
-from finetune.tokenization.examples import Examples, Inputs, prepare_mask
+from finetune.tokenization.encode import TextEncoder
+from finetune.tokenization.examples import Inputs, prepare_mask
 
 MODEL_FILE, QUANTIZED_FILE = FILES["onnx"], FILES["onnx-int8"]
 _PACKAGES = ("onnxruntime", "onnx", "onnxscript")
@@ -55,22 +63,6 @@ print(json.dumps(Classifier().predict(*json.load(sys.stdin), all_scores=True)))
 """
 # A bundle may give this many rows another label, and probabilities this far from the run.
 MAX_OTHER_LABELS, MAX_DIFFERENCE = 0.001, 1e-3
-
-
-class OnnxModel(nn.Module):
-    """An ONNX file as a module: its forward takes and returns the same tensors as the model."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self.session = import_runtime().InferenceSession(
-            str(file), providers=["CPUExecutionProvider"]
-        )
-        self.input_names = [value.name for value in self.session.get_inputs()]
-
-    def forward(self, **inputs: torch.Tensor) -> SimpleNamespace:
-        """Return the logits, float32 of shape [examples, classes], as ``logits``."""
-        arrays = {name: inputs[name].numpy() for name in self.input_names}
-        return SimpleNamespace(logits=torch.from_numpy(self.session.run(["logits"], arrays)[0]))
 
 
 class _LogitsOnly(nn.Module):
@@ -113,12 +105,14 @@ def write_onnx(text_model: TextModel, folder: OwnFolder) -> None:
 
 
 @contextlib.contextmanager
-def _exporting(text_model: TextModel, folder: OwnFolder, *, last: str) -> Iterator[Path]:
+def _exporting(
+    text_model: TextModel, folder: OwnFolder, *, last: str, external_data: bool = False
+) -> Iterator[Path]:
     """Yield a temporary folder with the ONNX model, whose files move to the folder at the end."""
     with naming(folder.path), folder.make(), replacing(folder.path, last=last) as partial:
         try:
             with _silence():
-                _export(text_model, partial)
+                _export(text_model, partial, external_data=external_data)
         except Exception as error:
             if isinstance(error, OSError) or packages_of(error)[-1] == "finetune":
                 raise
@@ -131,24 +125,27 @@ def _exporting(text_model: TextModel, folder: OwnFolder, *, last: str) -> Iterat
 
 
 def write_bundle(
-    trained: TrainedModel, folder: OwnFolder, card: str, rows: Sequence[Sequence[str]]
+    run: RunFolder,
+    trained: TrainedModel,
+    folder: BundleFolder,
+    *,
+    card: str,
+    rows: Sequence[Sequence[str]],
 ) -> dict[str, Any]:
     """Write a folder that predicts with the packages in its requirements.txt.
 
     ``rows`` are texts, and maybe their pairs. Raise if ``classify.py`` predicts other labels for
     them than the run, in a new process. Return the comparison.
     """
-    text_model, options = trained.text_model, trained.config.model
+    text_model = trained.text_model
     tokenizer, task = text_model.tokenizer, text_model.task
-    stride = options.window_stride
+    has_windows = trained.config.model.window_stride is not None
     inference = {
+        **read_json(run.inference_file),
         "task": task.name,
         "classes": task.class_names,
         "thresholds": [*task.parameters.get("thresholds", {}).values()],
-        "reads_pairs": trained.reads_pairs,
-        "max_length": min(options.max_length, text_model.max_tokens),
-        "stride": stride,
-        "truncation_side": tokenizer.truncation_side if stride is None else "right",
+        "truncation_side": "right" if has_windows else tokenizer.truncation_side,
         "pads_left": tokenizer.padding_side == "left",
         "padding": [tokenizer.pad_token_id, tokenizer.pad_token_type_id],
     }
@@ -158,12 +155,35 @@ def write_bundle(
         "Dockerfile": DOCKERFILE.format(python="{}.{}".format(*sys.version_info)),
         CLASSIFY_FILE.name: CLASSIFY_FILE.read_text(encoding="utf-8"),
     }
-    with _exporting(text_model, folder, last=CLASSIFY_FILE.name) as partial:
-        tokenizer.backend_tokenizer.save(str(partial / "tokenizer.json"))
+    # onnxruntime maps a separate file of weights into memory, which takes a third of the time.
+    export = _exporting(text_model, folder, last=CLASSIFY_FILE.name, external_data=True)
+    with export as partial:
+        tokenizer.backend_tokenizer.save(str(partial / TOKENIZER))
         write_json(partial / "inference.json", inference)
         for name, content in files.items():
             (partial / name).write_text(content, encoding="utf-8")
-        return _check_bundle(trained, partial, rows)
+        _describe_run(run, BundleFolder(partial))
+        compared = _check_bundle(trained, partial, rows)
+        note_verified(partial, run, tokenizer)
+    return compared
+
+
+def _describe_run(run: RunFolder, bundle: BundleFolder) -> None:
+    """Write what ``finetune predict`` reads of a run, without texts and folders of this machine."""
+    config = run.read_config()
+    changes = {name: option.default for name, option in OPTIONS.items() if option.is_path}
+    for name in ("data", "model"):
+        value = OPTIONS[name].value_in(config)
+        changes[name] = Path(value).name if Path(value).is_absolute() else value
+    text = dump_config(change_options(config, changes))
+    write_text_atomically(bundle.config_file, text)
+    Manifest({}, {}, {}, Manifest.read(run).columns).write(bundle)
+    results = run.read(run.results_file, lambda content: dict(content).items())
+    tests = {name: value for name, value in results if name.startswith("test_")}
+    write_json(bundle.results_file, tests)
+    for source in (run.model_config_file, run.confidences_file):
+        if source.is_file():
+            shutil.copyfile(source, bundle.path / source.name)
 
 
 def _check_bundle(
@@ -174,7 +194,7 @@ def _check_bundle(
     if done.returncode:
         reason = (done.stderr.splitlines() or ["it was stopped"])[-1]
         raise FinetuneError(f"the bundle doesn't predict: {reason}", remedy="report this as a bug")
-    in_fp32 = replace(trained, predictor=replace(trained.predictor, precision="fp32"))
+    [in_fp32] = predictors(trained)
     expected = [prediction.result for prediction in in_fp32.predict(*rows, all_scores=True)]
     actual, name = json.loads(done.stdout), trained.text_model.task.result_name
     same = float(np.mean([a[name] == b[name] for a, b in zip(expected, actual, strict=True)]))
@@ -195,7 +215,7 @@ def _check_bundle(
     return {"samples": len(actual), "same_labels": same, "largest_difference": difference}
 
 
-def _export(text_model: TextModel, folder: Path) -> None:
+def _export(text_model: TextModel, folder: Path, *, external_data: bool) -> None:
     """Write the graph from the inputs of the tokenizer to the logits."""
     # Without padding, because some models count positions from the padding.
     names, token = text_model.tokenizer.model_input_names, text_model.tokenizer.sep_token_id or 1
@@ -207,7 +227,7 @@ def _export(text_model: TextModel, folder: Path) -> None:
     traced = torch.export.export(model, (example,), dynamic_shapes=shapes)
     program = torch.onnx.export(traced, input_names=names, output_names=["logits"])
     assert program is not None
-    program.save(folder / MODEL_FILE)
+    program.save(folder / MODEL_FILE, external_data=external_data)
 
 
 def write_int8(folder: OwnFolder, is_accurate: Callable[[Path], bool]) -> None:
@@ -252,32 +272,39 @@ def _silence() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
+def predictors(trained: TrainedModel, *files: Path) -> list[TextPredictor]:
+    """Return the model of a run in PyTorch in fp32, and each file in onnxruntime."""
+    in_fp32 = replace(trained, predictor=replace(trained.predictor, precision="fp32"))
+    of_run = trained.config, trained.task, trained.reads_pairs
+    encoder = TextEncoder.of(trained.text_model.tokenizer)
+    return [in_fp32, *(OnnxPredictor(*of_run, encoder, file) for file in files)]
+
+
 def compare(
-    trained: TrainedModel, reference: nn.Module, exported: nn.Module, examples: Examples
+    reference: TextPredictor, exported: TextPredictor, rows: pyarrow.Table
 ) -> dict[str, Any]:
-    """Compare the predictions of two models on the CPU in fp32, such as PyTorch and onnxruntime.
+    """Compare two predictors of one model on rows with labels, such as PyTorch and onnxruntime.
 
     ``same_labels`` is the fraction of the rows that get the same labels, None for a regression, as
     ``largest_probability_difference``. The difference of logits is relative to the largest logit,
     if that is beyond 1 or a value. ``speed`` is how many times as fast the exported model is.
     """
-    task = trained.text_model.task
-    logits, seconds = [], []
+    task = reference.task
+    labels, logits, seconds = task.labels(rows["label"]), [], []
     for model in (reference, exported):
         start = time.perf_counter()
-        predictor = replace(trained.predictor, model=model, precision="fp32")
-        logits.append(replace(trained, predictor=predictor).logits(examples))
+        logits.append(model.text_logits(*texts_of(rows)))
         seconds.append(time.perf_counter() - start)
     expected, actual = map(task.read_logits, logits)
     same = difference = None
     if expected.probabilities is not None and actual.probabilities is not None:
-        is_same = (expected.predicted == actual.predicted).reshape(len(examples.labels), -1)
+        is_same = (expected.predicted == actual.predicted).reshape(len(labels), -1)
         same = float(is_same.all(axis=1).mean())
         difference = float(np.abs(expected.probabilities - actual.probabilities).max())
     largest = max(np.abs(logits[0]).max(), 1.0 if task.class_names else np.finfo(np.float32).tiny)
-    reference_metrics, metrics = (task.score(each, examples.labels).metrics for each in logits)
+    reference_metrics, metrics = (task.score(each, labels).metrics for each in logits)
     return {
-        "samples": len(examples.labels),
+        "samples": len(labels),
         "same_labels": same,
         "largest_logit_difference": float(np.abs(logits[0] - logits[1]).max() / largest),
         "largest_probability_difference": difference,

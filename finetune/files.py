@@ -177,6 +177,20 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def describe_file(path: Path) -> dict[str, Any]:
+    """Return the size, time and SHA-256 of a file, for ``has_changed``."""
+    stat, sha256 = path.stat(), file_sha256(path)
+    return {"size_bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": sha256}
+
+
+def has_changed(path: Path, described: Mapping[str, Any]) -> bool:
+    """Return whether a file has other bytes. They are only read if its time differs."""
+    stat, size_bytes = path.stat(), described["size_bytes"]
+    if (stat.st_size, stat.st_mtime_ns) == (size_bytes, described["mtime_ns"]):
+        return False
+    return bool(stat.st_size != size_bytes or file_sha256(path) != described["sha256"])
+
+
 def hash_in_thread(files: list[Path]) -> Future[str]:
     """Compute in a thread the SHA-256 of a file, or of the names and hashes of several files."""
 

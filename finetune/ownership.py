@@ -61,6 +61,7 @@ NAMES: Mapping[str, list[str]] = {
     "onnx": ["model.onnx", "model.onnx.data", "model_quantized.onnx", "verified.json", *_MODEL],
     "bundle": [
         *("model.onnx", "model.onnx.data", "tokenizer.json", "inference.json", "README.md"),
+        *("config.json", "config.yaml", "confidences.json", "all_results.json", "verified.json"),
         *("requirements.txt", "Dockerfile", "classify.py"),
     ],
     "audit": ["suspects.csv", "audit.html"],

@@ -9,7 +9,7 @@ import torch
 from tiny_models import save_tiny_model
 
 from finetune.config.schema import Pooling
-from finetune.export import MODEL_FILE, QUANTIZED_FILE, OnnxModel, quantize, write_onnx
+from finetune.export import MODEL_FILE, QUANTIZED_FILE, quantize, write_onnx
 from finetune.model.load import TextModel, load_model
 from finetune.ownership import OwnFolder
 from finetune.tasks.single import Single
@@ -18,6 +18,14 @@ from finetune.tokenization.examples import inputs_of_texts
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 
 TEXTS = ["Who wrote Faust?", "How old is the river Nile?", "by", "What does NASA stand for?" * 3]
+
+
+def run(file: Path, inputs: dict[str, torch.Tensor]) -> Any:
+    """Return all outputs of an ONNX file."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    return session.run(None, {name: inputs[name].numpy() for name in names})
 
 
 def load(folder: Path, pooling: Pooling) -> TextModel:
@@ -35,14 +43,15 @@ def test_onnxruntime_gives_the_logits_of_pytorch_at_any_batch_size_and_length(
 ) -> None:
     text_model = load(save_tiny_model(tmp_path / "tiny", architecture), pooling)
     write_onnx(text_model, OwnFolder(tmp_path / "onnx", "onnx"))
-    exported = OnnxModel(tmp_path / "onnx" / MODEL_FILE)
+    exported = tmp_path / "onnx" / MODEL_FILE
     encoded = text_model.encode(TEXTS, max_length=64)
     examples = inputs_of_texts(encoded, takes_4d_mask=False)
     for indices in ([0], [2], [1, 0], [0, 1, 2, 3]):
         inputs = examples.inputs_of(np.array(indices), int(encoded.lengths[indices].max()))
         with torch.inference_mode():
             expected = text_model.model(**inputs).logits
-        torch.testing.assert_close(exported(**inputs).logits, expected, atol=1e-5, rtol=1e-4)
+        [logits] = run(exported, inputs)
+        np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=1e-4)
 
 
 def largest_sum_of_pair(file: Path, inputs: dict[str, torch.Tensor]) -> int:
@@ -59,10 +68,8 @@ def largest_sum_of_pair(file: Path, inputs: dict[str, torch.Tensor]) -> int:
     for node in nodes:
         model.graph.output.add().CopyFrom(onnx.ValueInfoProto(name=node.input[0]))
     onnx.save(model, file)
-    session: Any = OnnxModel(file).session
-    arrays = {one.name: inputs[one.name].numpy() for one in session.get_inputs()}
     largest = 0
-    for node, activations in zip(nodes, session.run(None, arrays)[1:], strict=True):
+    for node, activations in zip(nodes, run(file, inputs)[1:], strict=True):
         assert activations.dtype == np.uint8
         matrix = weights[node.input[1]].astype(np.int32)
         for row in activations.reshape(-1, len(matrix), 1).astype(np.int32):

@@ -96,7 +96,7 @@ def evaluate(
     if columns and data is None:
         flag = flag_of(next(iter(columns)))
         raise UsageError(f"{flag} only applies to other data", remedy=f"add a FILE, or drop {flag}")
-    folder = open_run_folder(Path(run))
+    folder = open_run_folder(Path(run), accepts_bundle=True)
     from finetune.data import is_waiting
     from finetune.runs.evaluate import evaluate_rows, load_other_data, load_split
     from finetune.tasks.metrics import computing

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -14,12 +13,13 @@ from finetune.commands.console import format_size, show_facts, show_lines
 from finetune.errors import FinetuneError
 from finetune.events import Info, WarningMessage, emit
 from finetune.ownership import OwnFolder, check_output_file
-from finetune.runs.folder import RunFolder, open_run_folder
+from finetune.runs.folder import BundleFolder, RunFolder, open_run_folder
 from finetune.tasks.tables import format_number
 
 if TYPE_CHECKING:
+    import pyarrow
+
     from finetune.runs.trained import TrainedModel
-    from finetune.tokenization.examples import Examples
 
 # The order of floating-point operations explains differences up to this size.
 MAX_LOGIT_DIFFERENCE = 1e-4
@@ -88,13 +88,14 @@ def export_onnx(
         emit(WarningMessage(message, remedy=remedy))
     if task.problem_type == MULTI:
         emit(Info("a text has the classes whose sigmoid reaches the threshold in config.json"))
-    verification = None
+    verification, file = None, output.path / export.MODEL_FILE
     if verify:
-        verification = _compare_with_pytorch(folder, trained, output.path / export.MODEL_FILE)
-        note_verified(output.path, trained.text_model)
-    files = [_describe(output.path / export.MODEL_FILE, verification)]
+        verification = _compare_with_pytorch(folder, trained, file)
+    files = [_describe(file, verification)]
     if int8:
         files += _write_int8(folder, trained, output)
+    if verify:
+        note_verified(output.path, folder, trained.text_model.tokenizer)
     return {"folder": str(output.path), "files": files}
 
 
@@ -108,9 +109,9 @@ def _compare_with_pytorch(
 ) -> Mapping[str, Any]:
     from finetune import export
 
-    examples = _load_examples(folder, trained, "test")
-    pytorch, exported = trained.predictor.model, export.OnnxModel(file)
-    compared = export.compare(trained, pytorch, exported, examples)
+    rows = _load_rows(folder, "test")
+    pytorch, exported = export.predictors(trained, file)
+    compared = export.compare(pytorch, exported, rows)
     labels, difference = compared["same_labels"], compared["largest_logit_difference"]
     if labels not in (None, 1) or difference > MAX_LOGIT_DIFFERENCE:
         differ = "" if labels is None else f"{1 - labels:.1%} of the labels differ, and "
@@ -128,17 +129,17 @@ def _write_int8(
     """Write the int8 model and return its description, or warn if it is not accurate."""
     from finetune import export
 
-    examples = _load_examples(folder, trained, "validation", "test")
-    fp32, compared = export.OnnxModel(output.path / export.MODEL_FILE), dict[str, Any]()
+    rows, compared = _load_rows(folder, "validation", "test"), dict[str, Any]()
 
     def is_accurate(file: Path) -> bool:
-        compared.update(export.compare(trained, fp32, export.OnnxModel(file), examples))
+        _, fp32, in_int8 = export.predictors(trained, output.path / export.MODEL_FILE, file)
+        compared.update(export.compare(fp32, in_int8, rows))
         metric, value = next(iter(compared["metrics"].items()))
         before = compared["reference_metrics"][metric]
         if value >= before - MAX_INT8_LOSS:
             return True
-        words, rows = metric.replace("_", " "), f"{compared['samples']:,} rows"
-        change = f"{words} falls from {format_number(before)} to {format_number(value)} on {rows}"
+        words, count = metric.replace("_", " "), f"{compared['samples']:,} rows"
+        change = f"{words} falls from {format_number(before)} to {format_number(value)} on {count}"
         message = f"{export.QUANTIZED_FILE} is not written, because with int8 weights {change}"
         emit(WarningMessage(message, remedy=f"use {export.MODEL_FILE}"))
         return False
@@ -148,20 +149,17 @@ def _write_int8(
     return [_describe(file, compared)] if file.is_file() else []
 
 
-def _load_examples(folder: RunFolder, trained: "TrainedModel", *splits: str) -> "Examples":
+def _load_rows(folder: RunFolder, *splits: str) -> "pyarrow.Table":
     """Return the rows of the first of some splits that the run has, or its training rows."""
     from finetune.runs.evaluate import load_split
     from finetune.runs.manifest import Manifest
-    from finetune.runs.prepare import encode_rows
 
     # A run without labels may have only the descriptions of its classes.
     present = Manifest.read(folder).splits
     split = next((name for name in splits if name in present), "train")
-    rows, text_model = load_split(folder, split), trained.text_model
+    rows = load_split(folder, split)
     emit(Info(f"comparing predictions on {len(rows):,} {split} rows"))
-    with_plain_mask = replace(text_model.structure, takes_4d_mask=False)
-    text_model = replace(text_model, structure=with_plain_mask)
-    return encode_rows(rows, split, text_model, config=trained.config)
+    return rows
 
 
 def export_bundle(
@@ -183,7 +181,7 @@ def export_bundle(
     from finetune.runs.trained import TrainedModel
 
     path = Path(output_dir).expanduser() if output_dir else folder.bundle_folder
-    output, archive = OwnFolder(path, "bundle"), path.with_name(f"{path.name}.zip")
+    output, archive = BundleFolder(path), path.with_name(f"{path.name}.zip")
     output.check()
     if zip and not output.is_ours:
         check_output_file(archive)
@@ -192,7 +190,8 @@ def export_bundle(
     emit(Info(f"exporting {folder.path} to {path}"))
     card = folder.card_file.read_text(encoding="utf-8") if folder.card_file.is_file() else ""
     card = card.replace("## Use\n", USE_OF_BUNDLE, 1)
-    verification = export.write_bundle(trained, output, card, _texts_of_run(folder))
+    rows = _texts_of_run(folder)
+    verification = export.write_bundle(folder, trained, output, card=card, rows=rows)
     if zip:
         shutil.make_archive(str(path), "zip", root_dir=path.parent, base_dir=path.name)
     size = sum(file.stat().st_size for file in output.files())

@@ -101,7 +101,7 @@ def load(
             uses onnx if the export is verified, except for a run in bf16 or with a GPU.
         emit: Receives the events of ``finetune.events``.
     """
-    folder = open_run_folder(Path(run))
+    folder = open_run_folder(Path(run), accepts_bundle=True)
     from finetune.runs.runtime import load_predictor
 
     return LoadedModel(folder, load_predictor(folder, device=device, runtime=runtime))
@@ -249,7 +249,7 @@ def _read_file(
     run: Path, file: Path, options: Mapping[str, Any], *, lines: bool
 ) -> Iterator[Texts]:
     """Return the rows of a table, or the lines of a file, as they are read."""
-    folder = open_run_folder(run)
+    folder = open_run_folder(run, accepts_bundle=True)
     from finetune.data.stream import read_texts
     from finetune.runs.evaluate import other_data
     from finetune.runs.manifest import reads_pairs
@@ -260,11 +260,13 @@ def _read_file(
 
 def _is_file_name(text: str) -> bool:
     """Return whether an argument is a file, or has the suffix of a table or text file."""
-    from finetune.data.read import TABLE_SUFFIXES
+    if text == "-" or os.path.isfile(text):
+        return True
+    if re.search(r"\s|://", text):
+        return False
+    from finetune.data.read import TABLE_SUFFIXES  # whose import takes a second
 
-    looks_like_file = text.lower().endswith((*TABLE_SUFFIXES, *TEXT_SUFFIXES)) or "/" in text
-    is_word = not re.search(r"\s|://", text)
-    return text == "-" or os.path.isfile(text) or (is_word and looks_like_file)
+    return text.lower().endswith((*TABLE_SUFFIXES, *TEXT_SUFFIXES)) or "/" in text
 
 
 def _as_texts(texts: Sequence[str], pairs: Sequence[str]) -> Texts:

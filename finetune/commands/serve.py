@@ -86,7 +86,7 @@ def command(
     with display.progress():
         from finetune.web.server import bind, local_hosts, run_server
 
-        folder = open_run_folder(run)
+        folder = open_run_folder(run, accepts_bundle=True)
         listener = bind(host, port) if descriptor is None else socket.socket(fileno=descriptor)
         if workers == 1:
             from finetune.web.serve_app import ServedModel, make_serve_app

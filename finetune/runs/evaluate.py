@@ -14,13 +14,10 @@ from finetune.data.dataset import number_splits, texts_of
 from finetune.data.load import load_rows, load_splits
 from finetune.devices import Runtime
 from finetune.errors import DataError, FinetuneError, NotARunError
-from finetune.events import Info, emit, muted
-from finetune.runs.folder import TABLE, RunFolder
+from finetune.events import Info, WarningMessage, emit, muted
+from finetune.runs.folder import TABLE, BundleFolder, RunFolder
 from finetune.runs.manifest import Manifest, reads_pairs
-from finetune.runs.prepare import encode_rows
 from finetune.runs.runtime import load_predictor
-from finetune.runs.text_predictor import TextPredictor
-from finetune.runs.trained import TrainedModel
 from finetune.tasks.metrics import load_evaluate_metric
 from finetune.tasks.scores import Scores
 
@@ -28,6 +25,11 @@ from finetune.tasks.scores import Scores
 def load_split(folder: RunFolder, split: str) -> pyarrow.Table:
     """Load a split of a run's data; raise ``DataError`` if the data changed."""
     options = folder.read_config().data
+    if isinstance(folder, BundleFolder):
+        raise NotARunError(
+            f"{folder.path} is a bundle, which does not have the data of its run",
+            remedy="evaluate the run, or add a FILE with labels",
+        )
     if options.private_data and TABLE.fullmatch(Path(options.data).name):
         raise NotARunError(
             f"the data of the run in {folder.path} is private, so its copy was deleted",
@@ -79,13 +81,6 @@ def _find_trained(folder: RunFolder, rows: pyarrow.Table) -> NDArray[np.bool_]:
     return np.isin(numbers["rows"], numbers["train"])
 
 
-def _row_logits(model: TextPredictor, rows: pyarrow.Table, name: str) -> NDArray[np.float32]:
-    """Return the logits of rows with labels: [rows, outputs]."""
-    if isinstance(model, TrainedModel):  # in the shapes of the run, by all ranks
-        return model.logits(encode_rows(rows, name, model.text_model, config=model.config))
-    return model.text_logits(*texts_of(rows))
-
-
 @distributed.joined()
 def evaluate_rows(
     folder: RunFolder,
@@ -100,7 +95,13 @@ def evaluate_rows(
     others = [load_evaluate_metric(metric)] if metric else []
     model = load_predictor(folder, device=device, runtime=runtime)
     emit(Info(f"evaluating {len(rows):,} rows of {name} on {model.place}"))
-    logits, labels = _row_logits(model, rows, name), model.task.labels(rows["label"])
+    encoded, labels = model.encode(*texts_of(rows)), model.task.labels(rows["label"])
+    if encoded.truncated_texts:
+        longest = f"longer than {encoded.lengths.max()} tokens"
+        message = f"{encoded.truncated_texts:,} of {len(rows):,} texts are {longest} and truncated"
+        remedy = "train with a higher --max-length or --long-texts windows, if their ends matter"
+        emit(WarningMessage(message, remedy=remedy))
+    logits = model.encoded_logits(encoded, by_all=True)
     score = partial(model.task.score, others=others)
     scores, unseen, trained_rows = score(logits, labels), None, 0
     if name not in ("train", "validation", "test"):

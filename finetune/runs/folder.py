@@ -36,6 +36,8 @@ class RunFolder(OwnFolder):
     """The folder of one run, which need not exist; its manifest lists the inputs of the run."""
 
     kind = "run"
+    # The subfolders of the model and of its export.
+    model_name, onnx_name = "model", "onnx"
     # Files of tables in memory, which a new run copies.
     tables: Sequence[Path] = ()
 
@@ -53,10 +55,11 @@ class RunFolder(OwnFolder):
         self.results_file = self.path / "all_results.json"
         self.report_file = self.path / "report.html"
         # Written by save_pretrained, with the model card.
-        self.model_folder = self.path / "model"
+        self.model_folder = self.path / self.model_name
+        self.weights_file = self.model_folder / "model.safetensors"
         # The adapter of a run with LoRA, written by peft.
         self.adapter_folder = self.path / "adapter"
-        self.onnx_folder = self.path / "onnx"
+        self.onnx_folder = self.path / self.onnx_name
         self.bundle_folder = self.path / "bundle"
         # Folders step-N with what is needed to resume after N steps and the best model.
         # They are deleted when the run is finished.
@@ -146,6 +149,12 @@ class RunFolder(OwnFolder):
         from finetune.tasks.choose import read_task
 
         return self.read(self.model_folder / "config.json", read_task)
+
+
+class BundleFolder(RunFolder):
+    """A bundle: an exported model, and what predicting needs of its run, in one folder."""
+
+    kind, model_name, onnx_name = "bundle", "", ""
 
 
 class SeveralFolder(RunFolder):
@@ -298,20 +307,36 @@ def list_runs(parent: Path) -> list[RunFolder]:
         files = (folder.results_file, folder.first_file)
         return next((file.stat().st_mtime for file in files if file.is_file()), 0.0)
 
-    runs = [find_several(path) or RunFolder(path) for path in parent.glob("*/")]
+    paths = (path for path in parent.glob("*/") if not BundleFolder(path).is_ours)
+    runs = [find_several(path) or RunFolder(path) for path in paths]
     return sorted(filter(written_at, runs), key=written_at, reverse=True)
 
 
-def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
-    """Return the run in a folder, or the best of several seeds, or raise ``NotARunError``."""
+def open_run_folder(
+    path: Path, *, needs_model: bool = True, accepts_bundle: bool = False
+) -> RunFolder:
+    """Return the run in a folder, or the best of several seeds, or raise ``NotARunError``.
+
+    If the command accepts a bundle, the folder can also be a bundle.
+    """
     path = find_latest(path).expanduser()
+    if (bundle := BundleFolder(path)).is_ours:
+        if accepts_bundle and bundle.config_file.is_file():
+            return bundle
+        message, remedy = f"{path} is incomplete", "export it again with finetune export bundle RUN"
+        if not accepts_bundle:
+            message = f"{path} is a bundle, which only predict, evaluate and serve can read"
+            remedy = "pass the run that it was exported from"
+        raise NotARunError(message, remedy=remedy)
     several = find_several(path)
     folder = several.best if several else RunFolder(path)
     if not folder.config_file.is_file():
         message = f"{path} is not a run folder: it has no {folder.config_file.name}"
+        remedy = "pass a folder that finetune run wrote, or latest; finetune runs lists them"
+        if path.suffix == ".zip":
+            remedy = "unpack the bundle, and pass its folder"
         raise NotARunError(
-            message if is_there(path) else f"there is no folder {path}",
-            remedy="pass a folder that finetune run wrote, or latest; finetune runs lists them",
+            message if is_there(path) else f"there is no folder {path}", remedy=remedy
         )
     files = (folder.model_config_file, folder.inference_file)
     if needs_model and not all(file.is_file() for file in files):

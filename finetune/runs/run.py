@@ -62,6 +62,7 @@ from finetune.runs.results import (
     describe_texts,
     with_intervals,
 )
+from finetune.runs.trained import TrainedModel
 from finetune.runs.words import explain_rows, words_of_classes
 from finetune.tasks.base import Labels, Logits, Task
 from finetune.tasks.explanation import Explanation
@@ -317,17 +318,16 @@ class Run:
         self, saved: TextModel, task: Task, logits: Logits, labels: Labels
     ) -> tuple[dict[int, Explanation], list[int]]:
         """Return explanations of mistakes and of a sample of test rows, and this sample."""
-        predictor, options = replace(self.trainer.predictor, model=saved.model), self.config.model
-
-        def predict(texts: Sequence[str], pairs: Sequence[str] | None = None) -> Logits:
-            encoded = saved.encode(
-                texts, pairs, max_length=options.max_length, stride=options.window_stride
-            )
-            with distributed.alone():
-                # No other shapes than those of the run.
-                lengths = self.plan.padded_lengths
-                return predictor.logits(saved.inputs(encoded), padded_lengths=lengths)
-
+        # No other shapes than those of the run.
+        model = TrainedModel(
+            self.config,
+            task,
+            "text_pair" in self.inputs.data.splits["test"].column_names,
+            saved,
+            self.inputs.device,
+            replace(self.trainer.predictor, model=saved.model),
+            padded_lengths=self.plan.padded_lengths,
+        )
         errors = task.row_errors(task.prediction_rows(logits, labels))
         worst = np.argsort(-errors, kind="stable")[: np.count_nonzero(errors)].tolist()
         examples, rows = self.inputs.examples, self.inputs.data.splits["test"]
@@ -336,7 +336,7 @@ class Run:
             # A backward pass takes about twice as long as a forward pass.
             trained = self.progress.steps * self.plan.examples_per_step
             tokens += 3 * trained * float(examples["train"].lengths.mean())
-        return explain_rows(task, predict, rows, logits, mistakes=worst, tokens=tokens)
+        return explain_rows(task, model.text_logits, rows, logits, mistakes=worst, tokens=tokens)
 
     def _save(
         self,

@@ -8,26 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from finetune.config.schema import Config
 from finetune.devices import Runtime, host
 from finetune.errors import LossNotFiniteError, UsageError
 from finetune.events import Info, emit
-from finetune.files import read_json, write_json
-from finetune.model.source import find_model
-from finetune.runs.folder import RunFolder
+from finetune.files import describe_file, has_changed, read_json, write_json
+from finetune.runs.folder import BundleFolder, RunFolder
 from finetune.runs.manifest import read_trained_config, reads_pairs
 from finetune.runs.text_predictor import TextPredictor
-from finetune.tokenization.encode import TextEncoder, encode_texts
+from finetune.tasks.base import Logits
+from finetune.tokenization.encode import EncodedTexts, TextEncoder, encode_texts
 
 if TYPE_CHECKING:
-    from finetune.model.load import TextModel
+    from transformers import PreTrainedTokenizerFast
+
     from finetune.tokenization.encode import Texts
 
 # The file names of the library optimum, so that its classes find the files.
 FILES = {"onnx": "model.onnx", "onnx-int8": "model_quantized.onnx"}
-VERIFIED_FILE = "verified.json"
+VERIFIED_FILE, TOKENIZER = "verified.json", "tokenizer.json"
 # On two cores, 4,096 take up to 1.8 times as long, because activations leave the processor cache.
 BATCH_TOKENS = 512
 
@@ -58,11 +58,14 @@ class OnnxPredictor(TextPredictor):
     def place(self) -> str:
         return f"cpu ({host.cpu_name()}), with onnxruntime"
 
-    def text_logits(self, texts: "Texts", pairs: "Texts | None" = None) -> NDArray[np.float32]:
-        """Return the logits in fp32 or, with int8 weights, nearly."""
+    def encode(self, texts: "Texts", pairs: "Texts | None" = None) -> EncodedTexts:
+        """Return the token IDs of texts or pairs."""
         options = self.config.model
         length, stride = options.max_length, options.window_stride
-        encoded = encode_texts(self.encoder, texts, pairs, max_length=length, stride=stride)
+        return encode_texts(self.encoder, texts, pairs, max_length=length, stride=stride)
+
+    def encoded_logits(self, encoded: EncodedTexts, *, by_all: bool = False) -> Logits:
+        """Return the logits in fp32 or, with int8 weights, nearly; each rank computes all."""
         lengths, names = encoded.lengths, [value.name for value in self.session.get_inputs()]
         logits = np.empty((len(lengths), len(self.task.output_names)), np.float32)
         order = np.argsort(-lengths, kind="stable")
@@ -83,20 +86,30 @@ class OnnxPredictor(TextPredictor):
 def load_predictor(folder: RunFolder, *, device: str, runtime: Runtime) -> TextPredictor:
     """Load the model of a run; ``auto`` is onnxruntime if it has a verified export for the CPU.
 
-    On a CPU with instructions for bf16, a run in bf16 stays in PyTorch, which is faster.
+    On a CPU with instructions for bf16, a run in bf16 stays in PyTorch, which is faster. A bundle
+    only has the export.
     """
+    if is_bundle := isinstance(folder, BundleFolder):
+        if runtime == "torch":
+            message = f"{folder.path} is a bundle, which has no weights for PyTorch"
+            raise UsageError(message, remedy="drop --runtime, or pass the run that it comes from")
+        runtime = "onnx" if runtime == "auto" else runtime
     if runtime != "torch":
         config = read_trained_config(folder)
         is_exact = config.training.precision != "bf16" or not host.bf16_instructions()
         on_cpu = device == "cpu" or (device == "auto" and not host.may_have_gpu())
         if runtime != "auto" or (is_exact and on_cpu):
             try:
-                return _open_export(folder, config, device=device, runtime=runtime)
+                model = _open_export(folder, config, device=device, runtime=runtime)
             except UsageError as error:
                 if runtime != "auto":
                     raise
                 if (folder.onnx_folder / FILES["onnx"]).is_file():
                     emit(Info(f"predicting with PyTorch, because {error.message}"))
+            else:
+                torch = "" if is_bundle else "; --runtime torch uses PyTorch"
+                emit(Info(f"predicting with {model.file}{torch}"))
+                return model
     from finetune.runs.trained import TrainedModel
 
     return TrainedModel.load(folder, device=device)
@@ -113,6 +126,8 @@ def _open_export(
         raise UsageError(message, remedy="pip install onnxruntime")
     file = folder.onnx_folder / FILES[runtime.replace("auto", "onnx")]
     remedy = f"finetune export onnx {folder.path} --verify" + " --int8" * (runtime == "onnx-int8")
+    if isinstance(folder, BundleFolder):
+        remedy = "export it again with finetune export bundle RUN"
     verified = file.with_name(VERIFIED_FILE)
     if not (file.is_file() and verified.is_file()):
         raise UsageError(f"{file} is missing or not verified", remedy=remedy)
@@ -120,21 +135,30 @@ def _open_export(
 
     try:
         content = read_json(verified)
-        weights, facts = content["weights"], content["tokenizer"]
-        backend = tokenizers.Tokenizer.from_file(str(file.with_name("tokenizer.json")))
-        encoder = TextEncoder(backend, **facts)
+        noted, facts = content["files"], content["tokenizer"]
+        names = [file.name, TOKENIZER, *({f"{file.name}.data"} & {*noted})]
+        files = {file.with_name(name): noted[name] for name in names}
+        if not isinstance(folder, BundleFolder):
+            files[folder.weights_file] = content["weights"]
+        changed = [path for path, described in files.items() if has_changed(path, described)]
+        encoder = None
+        if not changed:
+            backend = tokenizers.Tokenizer.from_file(str(file.with_name(TOKENIZER)))
+            encoder = TextEncoder(backend, **facts)
     except Exception as error:  # tokenizers raises no other class
         raise UsageError(f"{file.parent} can't be read", remedy=remedy) from error
-    if weights != find_model(str(folder.model_folder), revision=None).weights_sha256:
-        raise UsageError(f"{file} was exported from other weights", remedy=remedy)
-    emit(Info(f"predicting with {file}; --runtime torch uses PyTorch"))
-    pairs = reads_pairs(folder)
-    return OnnxPredictor(config, folder.read_task(), pairs, encoder, file)
+    if encoder is None:
+        message = f"{changed[0]} is not the file that was verified with the export"
+        raise UsageError(message, remedy=remedy)
+    return OnnxPredictor(config, folder.read_task(), reads_pairs(folder), encoder, file)
 
 
-def note_verified(folder: Path, text_model: "TextModel") -> None:
-    """Note that an export predicts like a model, and what its tokenizer needs."""
-    facts = vars(TextEncoder.of(text_model.tokenizer)).items()
-    tokenizer = {name: value for name, value in facts if name != "backend"}
-    weights = text_model.source.weights_sha256
-    write_json(folder / VERIFIED_FILE, {"weights": weights, "tokenizer": tokenizer})
+def note_verified(folder: Path, run: RunFolder, tokenizer: "PreTrainedTokenizerFast") -> None:
+    """Note that the files of an export predict like a run, and what its tokenizer needs."""
+    facts = vars(TextEncoder.of(tokenizer)).items()
+    needed = {name: value for name, value in facts if name != "backend"}
+    files = [folder / name for name in (*FILES.values(), f"{FILES['onnx']}.data", TOKENIZER)]
+    described = {file.name: describe_file(file) for file in files if file.is_file()}
+    weights = describe_file(run.weights_file)
+    content = {"weights": weights, "files": described, "tokenizer": needed}
+    write_json(folder / VERIFIED_FILE, content)

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from finetune.config.schema import Config
 from finetune.evaluation.explain import explain
-from finetune.tasks.base import Prediction, Task
+from finetune.tasks.base import Logits, Prediction, Task
+from finetune.tokenization.encode import EncodedTexts
 
 if TYPE_CHECKING:
     from finetune.tokenization.encode import Texts
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TextPredictor(ABC):
-    """The model of a run in one runtime, which subclasses implement as ``text_logits``."""
+    """The model of a run in one runtime, which subclasses implement as ``encoded_logits``."""
 
     config: Config
     task: Task
@@ -30,8 +30,19 @@ class TextPredictor(ABC):
         """Where it computes, such as ``cpu (Apple M2)``."""
 
     @abstractmethod
-    def text_logits(self, texts: "Texts", pairs: "Texts | None" = None) -> NDArray[np.float32]:
+    def encode(self, texts: "Texts", pairs: "Texts | None" = None) -> EncodedTexts:
+        """Return the token IDs of texts or pairs."""
+
+    @abstractmethod
+    def encoded_logits(self, encoded: EncodedTexts, *, by_all: bool = False) -> Logits:
+        """Return the logits of encoded texts: float32 of shape [texts, outputs].
+
+        ``by_all``: all ranks call this together, and may share the work.
+        """
+
+    def text_logits(self, texts: "Texts", pairs: "Texts | None" = None) -> Logits:
         """Return the logits of texts or pairs: float32 of shape [texts, outputs]."""
+        return self.encoded_logits(self.encode(texts, pairs))
 
     def predict(
         self,

@@ -1,10 +1,11 @@
 """The model of a run in PyTorch; this module does not import libraries that read data."""
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from finetune import distributed
 from finetune.devices.base import BatchSize, Device, move_to_device
@@ -15,7 +16,8 @@ from finetune.model.load import TextModel, load_model
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import read_trained_config, reads_pairs
 from finetune.runs.text_predictor import TextPredictor
-from finetune.tokenization.examples import ModelInputs
+from finetune.tasks.base import Logits
+from finetune.tokenization.encode import EncodedTexts
 from finetune.training.precision import why_not
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ class TrainedModel(TextPredictor):
     text_model: TextModel
     device: Device
     predictor: Predictor
+    # Padded lengths to use. Default: depends on the texts.
+    padded_lengths: Sequence[int] | None = None
 
     @classmethod
     def load(cls, folder: RunFolder, *, device: str) -> "TrainedModel":
@@ -52,24 +56,21 @@ class TrainedModel(TextPredictor):
     def place(self) -> str:
         return f"{self.device.name} ({self.device.description})"
 
-    def text_logits(self, texts: "Texts", pairs: "Texts | None" = None) -> NDArray[np.float32]:
-        """Return the logits; each rank computes all of them."""
+    def encode(self, texts: "Texts", pairs: "Texts | None" = None) -> EncodedTexts:
+        """Return the token IDs of texts or pairs."""
         options = self.config.model
-        encoded = self.text_model.encode(
-            texts, pairs, max_length=options.max_length, stride=options.window_stride
-        )
-        lengths = encoded.lengths
-        if self.device.shapes.counts_evaluation:
+        length, stride = options.max_length, options.window_stride
+        return self.text_model.encode(texts, pairs, max_length=length, stride=stride)
+
+    def encoded_logits(self, encoded: EncodedTexts, *, by_all: bool = False) -> Logits:
+        """Return the logits. Each rank computes all of them, or ``by_all`` a part."""
+        inputs, lengths = self.text_model.inputs(encoded), encoded.lengths
+        if self.device.shapes.counts_evaluation and not by_all:
             # Pad to powers of two, so that later texts have the same shapes.
             lengths = 2 ** np.ceil(np.log2(lengths)).astype(np.int64)
-        with distributed.alone():
-            return self._logits(self.text_model.inputs(encoded), lengths)
-
-    def logits(self, examples: ModelInputs) -> NDArray[np.float32]:
-        """Return the logits of examples: float32 of shape [examples, classes], in their order."""
-        return self._logits(examples, examples.lengths)
-
-    def _logits(self, examples: ModelInputs, lengths: NDArray[np.int64]) -> NDArray[np.float32]:
-        self.device.choose_attention(longest_tokens=int(examples.lengths.max()))
-        padded_lengths = self.text_model.padded_lengths(lengths, self.device.shapes)
-        return self.predictor.logits(examples, padded_lengths=padded_lengths)
+        padded_lengths = self.padded_lengths
+        if padded_lengths is None:
+            self.device.choose_attention(longest_tokens=int(encoded.lengths.max()))
+            padded_lengths = self.text_model.padded_lengths(lengths, self.device.shapes)
+        with nullcontext() if by_all else distributed.alone():
+            return self.predictor.logits(inputs, padded_lengths=padded_lengths)

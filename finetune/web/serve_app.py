@@ -26,7 +26,6 @@ from finetune.devices.host import return_freed_memory
 from finetune.errors import FinetuneError, UsageError
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import find_lowest_probabilities, package_versions
-from finetune.runs.results import read_results
 from finetune.runs.runtime import load_predictor
 from finetune.tasks.base import Prediction, abstain
 from finetune.web.monitor import Metrics, Monitor
@@ -177,14 +176,15 @@ class ServedModel:
         self.thread = ThreadPoolExecutor(max_workers=1)
         load = partial(load_predictor, folder, device=device, runtime=runtime)
         model = self._model = self.thread.submit(copy_context().run, load).result()
-        self.reads_pairs, results = model.reads_pairs, read_results(folder).to_json()
+        self.reads_pairs = model.reads_pairs
+        results = folder.read(folder.results_file, lambda content: dict(content).items())
         # Classes, metrics with their intervals, and versions.
-        self.info = {
+        self.info: dict[str, Any] = {
             "run": folder.path.name,
-            "task": results["task"],
+            "task": model.task.name,
             "classes": [*model.task.class_names],
             "reads_pairs": self.reads_pairs,
-            "metrics": {name: value for name, value in results.items() if name.startswith("test_")},
+            "metrics": {name: value for name, value in results if name.startswith("test_")},
             "versions": package_versions(),
         }
         self._folder = folder

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -10,6 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tiny_runs import run_tiny
+
+import finetune
+from finetune.commands.export import export_bundle
+from finetune.runs.folder import open_run_folder
+from finetune.web.serve_app import ServedModel
 
 if TYPE_CHECKING:
     from tiny_runs import Command
@@ -140,15 +146,108 @@ def test_bundle_predicts_like_the_run_without_its_packages(
     code = f"{start}; runpy.run_path(sys.argv[0], run_name='__main__')"
     classify = [sys.executable, "-I", "-c", code, bundle / "classify.py", *arguments]
     printed = subprocess.check_output(classify, encoding="utf-8")
-    done = command("predict", tmp_path / "run", *arguments, "--json", "--device", "cpu")
-    assert done.code == 0, done.errors
-    ours, theirs = (list(map(json.loads, text.splitlines())) for text in (printed, done.output))
-    assert len(ours) == 4
-    for mine, expected in zip(ours, theirs, strict=True):
-        assert mine.keys() == expected.keys()
-        for name, value in expected.items():
-            is_exact = name in ("text", "text_pair", "label", "labels") or value is None
-            assert mine[name] == (value if is_exact else pytest.approx(value, abs=1e-5))
+    shutil.move(bundle, bundle := tmp_path / "elsewhere")
+    outputs = [printed]
+    for source in (bundle, tmp_path / "run"):
+        done = command("predict", source, *arguments, "--json", "--device", "cpu")
+        assert done.code == 0, done.errors
+        outputs.append(done.output)
+    *exported_rows, expected_rows = (list(map(json.loads, text.splitlines())) for text in outputs)
+    for predicted in exported_rows:
+        assert len(predicted) == 4
+        for mine, expected in zip(predicted, expected_rows, strict=True):
+            assert mine.keys() == expected.keys()
+            for name, value in expected.items():
+                is_exact = name in ("text", "text_pair", "label", "labels") or value is None
+                assert mine[name] == (value if is_exact else pytest.approx(value, abs=1e-5))
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the bundle of a run that was moved away with its table; see ``run_of``."""
+    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    folder = tmp_path_factory.mktemp("bundles")
+    lines = [f"{n},is it {n} ?,{'ab'[n % 2]}" for n in range(200)]
+    table = folder / "secret" / "questions.csv"
+    table.parent.mkdir()
+    table.write_text("\n".join(["number,question,answer", *lines]))
+    options = {"text_column": "question", "label_column": "answer", "validation_fraction": 0.2}
+    run_tiny(folder / "run", model=tiny_folder, data=table, **options)
+    export_bundle(folder / "run", output_dir=folder / "exported" / "bundle", zip=True)
+    for name in ("run", "secret"):
+        shutil.move(folder / name, folder / f"{name}-moved")
+    return folder / "exported" / "bundle"
+
+
+def run_of(bundle: Path) -> tuple[Path, Path]:
+    folder = bundle.parents[1]
+    return folder / "run-moved", folder / "secret-moved" / "questions.csv"
+
+
+@pytest.mark.slow
+def test_bundle_is_used_like_its_run(bundle: Path, command: "Command") -> None:
+    run, table = run_of(bundle)
+    predicted, metrics, served = [], [], []
+    for source in (bundle, run):
+        options = ("--target-precision", "0.6", "--explain", "--device", "cpu", "--json")
+        done = command("predict", source, table, *options)
+        assert done.code == 0, done.errors
+        rows = [json.loads(line) for line in done.output.splitlines()]
+        predicted.append([{**row, "probability": 0, "explanation": 0} for row in rows])
+        done = command("evaluate", source, table, "--device", "cpu", "--json")
+        assert done.code == 0, done.errors
+        metrics.append(json.loads(done.output)["accuracy"])
+        model = ServedModel(open_run_folder(source, accepts_bundle=True), device="cpu")
+        served.append(model.info | {"run": ""})
+    assert predicted[0] == predicted[1]
+    assert predicted[0][0].keys() >= {"number", "question", "answer", "label"}
+    assert metrics[0] == metrics[1]
+    assert served[0] == served[1]
+    texts = ["is it 3 ?", "why"]
+    assert finetune.load(bundle).predict(texts) == finetune.predict(bundle, texts)
+
+
+@pytest.mark.slow
+def test_bundle_has_no_path_of_the_machine_that_wrote_it(bundle: Path) -> None:
+    for file in bundle.iterdir():
+        assert b"secret" not in file.read_bytes(), file
+
+
+@pytest.mark.slow
+def test_what_a_bundle_cannot_do_is_an_error(
+    bundle: Path, command: "Command", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bundle.parent)
+    for words, message in {
+        "predict bundle x --runtime torch": "no weights for PyTorch",
+        "predict bundle x --device mps": "only uses the CPU",
+        "predict bundle x --runtime onnx-int8": "model_quantized.onnx is missing",
+        "predict bundle.zip x": "unpack the bundle",
+        "evaluate bundle": "does not have the data",
+        "export onnx bundle": "is a bundle",
+        "push bundle a/b --dry-run": "is a bundle",
+        "report bundle": "is a bundle",
+        "run bundle": "is a bundle",
+    }.items():
+        command(*words.split()).assert_rejected(2, message)
+    assert json.loads(command("runs", ".", "--json").output)["runs"] == []
+
+
+@pytest.mark.slow
+def test_changed_file_of_a_bundle_is_detected(
+    bundle: Path, command: "Command", tmp_path: Path
+) -> None:
+    copied = shutil.copytree(bundle, tmp_path / "copied", copy_function=shutil.copyfile)
+    assert command("predict", copied, "x").code == 0  # only the times differ
+    for name in ("model.onnx", "model.onnx.data", "tokenizer.json", "verified.json"):
+        whole = (copied / name).read_bytes()
+        for changed in (whole[:-9], whole[: len(whole) // 2] + b"~" + whole[len(whole) // 2 + 1 :]):
+            (copied / name).write_bytes(changed)
+            remedy = "export it again with finetune export bundle RUN"
+            command("predict", copied, "x").assert_rejected(2, remedy)
+        (copied / name).write_bytes(whole)
+    (copied / "config.yaml").unlink()
+    command("predict", copied, "x").assert_rejected(2, "is incomplete", remedy)
 
 
 @pytest.mark.slow
