@@ -130,7 +130,7 @@ def test_training_rows_are_counted_and_excluded(
     shown = command(*arguments, data).output
     assert f"{trained} of these rows were in training. Without them: " in shown
     rest = write_rows(tmp_path / "new.csv", new)
-    assert "training" not in command(*arguments, rest).output
+    assert "in training" not in command(*arguments, rest).output
 
 
 @pytest.mark.parametrize("command_and_texts", [["evaluate"], ["predict", "Who?"]])
