@@ -8,6 +8,7 @@ folders. All other files and all links stay.
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from pathlib import Path, PurePath
 from typing import Any, Self
 
@@ -127,12 +128,15 @@ class OwnFolder:
         if not is_there(self.path):
             return
         kind, another = _kind_of(self.path), "choose another folder with --output-dir"
-        if kind is None and not {path.name for path in self.path.iterdir()} <= IGNORED:
+        names = {path.name for path in self.path.iterdir()} - IGNORED
+        # A process was killed while it wrote the manifest.
+        names = {name for name in names if not fnmatch(name, f"{MANIFEST}{_TEMPORARY}")}
+        if kind is None and names:
             raise UsageError(
                 f"{self.path} contains files that finetune did not write",
                 remedy=f"{another}, or move the files away",
             )
-        if kind not in (None, self.kind) or (not overwrite and self.files()):
+        if kind not in (None, self.kind) or (kind and not overwrite and self.files()):
             contents = CONTENTS.get(str(kind), f"the files of finetune {kind}")
             remedy = another
             if kind == self.kind:
@@ -160,6 +164,7 @@ class OwnFolder:
             with locked(self.path / LOCK):
                 # Another process may have used the folder since the first check.
                 self.check(overwrite=overwrite)
+                self.delete(only_temporary=True)  # of processes that were killed
                 if not self.is_ours:
                     write_json(self.manifest_file, {"tool": "finetune", "kind": self.kind})
                 try:

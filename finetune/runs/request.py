@@ -158,7 +158,8 @@ def resume(request: RunRequest, resume_from: str | Path) -> RunRequest:
     config = _change_saved(folder, saved, request)
     request = replace(request, config=config, sources=sources, resumed=folder)
     if request.is_over:
-        if (folder.path / LOCK).exists():  # of a process that was killed at the very end
+        # A process may have been killed, or a disk have failed, at the very end.
+        if (folder.path / LOCK).exists() or folder.checkpoints_folder.exists():
             with folder.lock():
                 folder.delete_checkpoints()
         emit(Info(f"the run in {folder.path} has finished: nothing is left to do"))
