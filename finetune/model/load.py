@@ -195,6 +195,9 @@ def save_model(
     tokenizer.model_max_length = min(max_length, text_model.max_tokens)
     tokenizer.init_kwargs.setdefault(LONGEST, longest)
     try:
+        # The state of the tokenizer depends on the texts that it read last.
+        side, limit = tokenizer.truncation_side, tokenizer.model_max_length
+        tokenizer.backend_tokenizer.enable_truncation(limit, direction=side)
         tokenizer.save_pretrained(folder)
     finally:
         tokenizer.model_max_length = longest
