@@ -9,7 +9,7 @@ COVERAGE := .coverage.json
 CACHES := $(COVERAGE) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run find-batch bench doctor test test-slow test-lowest test-newest test-mps rehearse browser screenshots check types format resolve-mac constraints clean
+.PHONY: help setup demo run find-batch bench doctor test test-slow test-faults test-lowest test-newest test-mps rehearse browser screenshots check types format resolve-mac constraints clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ test: setup ## Run the quick tests; with COVERED=1, fail if less than 90% of the
 
 test-slow: setup ## Run all tests, or with SLOW=only just the slow tests
 	$(BIN)/pytest $(PARALLEL) -m '$(if $(filter only,$(SLOW)),slow)'
+
+test-faults: setup ## Let each operation on files fail once in each command, on Linux, with two cores
+	FAULTS="--every 1" $(BIN)/pytest -m slow -s tests/faults/test_faults.py
 
 test-lowest: ## Run the quick tests with the oldest versions that pyproject.toml admits
 test-newest: ## Run the quick tests with the newest versions that pyproject.toml admits

@@ -145,7 +145,7 @@ _OF_FILES: tuple[Row, ...] = (
         "{place}: {strerror}", "check the path, or choose another one"),
     Row("OSError", "", "^(EACCES|EPERM) ", UsageError,
         "{place}: {strerror}", "change its permissions, or choose another path"),
-    Row("OSError", "", "^(ENOSPC|EDQUOT|EFBIG|EROFS|EIO) ", FinetuneError,
+    Row("OSError", "", "^(ENOSPC|EDQUOT|EFBIG|EROFS|EIO|EINTR|EBUSY|ENOLCK|ESTALE) ", FinetuneError,
         "{place}: {strerror}", "free disk space, or choose a path on another disk"),
 )  # fmt: skip
 _OF_SYSTEM: tuple[Row, ...] = (
@@ -261,7 +261,9 @@ def explain(error: BaseException, work: str = "", **words: object) -> FinetuneEr
     classes, packages = {kind.__name__ for kind in type(error).__mro__}, {*packages_of(error)}
     if cause := system_error(error):
         code = errno.errorcode.get(cause.errno or 0, code)
-        place = cause.filename or ("standard output" if cause is error else "a file")
+        place = cause.filename or words.get("path") or words.get("name")
+        prints = packages_of(error)[-1:] in (["click"], ["rich"])
+        place = place or ("standard output" if prints else "a file")
         classes.add("OSError")
         words |= {"place": place, "strerror": cause.strerror}
     words |= {"work": work, "reason": reason_of(error)}

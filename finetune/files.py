@@ -2,11 +2,13 @@
 
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -17,6 +19,7 @@ from uuid import uuid4
 from finetune.errors import UsageError
 
 PARTIAL_SUFFIX = ".partial"
+SECONDS_TO_LOCK = 2.0
 # In all JSON that is written or printed. Raise it if keys, or the meaning of values, change.
 SCHEMA_VERSION = 3
 # Marks cache files that this package wrote. Only marked files are deleted.
@@ -25,6 +28,8 @@ STRICT_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 # Direction marks, embeddings, overrides, isolates, and the line separators in the same range.
 _DIRECTION = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_DIRECTION}\ud800-\udfff]")
+# A temporary folder in a path, or the end of the name of a temporary file.
+_TEMPORARY = re.compile(rf"(/\.|\.)[0-9a-f]{{32}}\{PARTIAL_SUFFIX}")
 _IN_SINGLE_LINE = re.compile(f"{_IN_LINES.pattern}|[\t\n]")
 
 
@@ -34,10 +39,12 @@ def naming(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None or str(error.filename).endswith(PARTIAL_SUFFIX):
+        if error.filename is None:
+            error.filename = str(path)
+        elif _TEMPORARY.search(str(error.filename)):
             # If a file to write is missing, its folder is missing.
-            is_missing = error.filename and error.errno == errno.ENOENT
-            error.filename = str(Path(path).parent if is_missing else path)
+            final = Path(_TEMPORARY.sub("", str(error.filename)))
+            error.filename = str(final.parent if error.errno == errno.ENOENT else final)
         raise
 
 
@@ -67,35 +74,62 @@ def write_bytes_atomically(
 
     If the file is not flushed to the disk, a power failure can lose it, but a crash can't.
     """
+    with replacing_file(path, flushes=flushes) as partial:
+        partial.write_bytes(content)
+
+
+@contextmanager
+def replacing_file(path: Path, *, flushes: bool = True) -> Iterator[Path]:
+    """Yield the path of a temporary file, which replaces another file at the end.
+
+    The temporary file is locked, so that the next writer can delete the ones of killed processes.
+    """
     partial = temporary_path(path)
-    try:
-        with naming(path):
-            with partial.open("xb") as file:
-                file.write(content)
+    with naming(path):
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            _lock_and_clean(descriptor, path)
+            yield partial
             if flushes:
-                flush_to_disk(partial)
+                os.fsync(descriptor)
             os.replace(partial, path)
-    finally:
-        with suppress(OSError):
-            partial.unlink()
+        finally:
+            with suppress(OSError):
+                os.close(descriptor)
+            with suppress(OSError):
+                partial.unlink()
+
+
+def _lock_and_clean(file: int, path: Path) -> None:
+    """Lock a temporary file for a path, and delete those that no process has locked."""
+    with suppress(OSError):  # some network drives have no locks
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for other in path.parent.glob(f"{glob.escape(path.name)}.*{PARTIAL_SUFFIX}"):
+            # A process may be about to lock a new file.
+            is_old = time.time() - other.stat().st_mtime > SECONDS_TO_LOCK
+            if is_old and _TEMPORARY.fullmatch(other.name.removeprefix(path.name)):
+                with suppress(BlockingIOError), other.open("rb+") as opened:
+                    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    other.unlink()
 
 
 @contextmanager
 def replacing(target: Path, *, last: str) -> Iterator[Path]:
     """Yield a temporary folder whose files move to the target at the end, ``last`` as the last."""
     partial = target / f".{uuid4().hex}{PARTIAL_SUFFIX}"
-    partial.mkdir(parents=True)
     try:
-        yield partial
-        names = sorted((path.name for path in partial.iterdir()), key=lambda name: name == last)
-        for name in names:
-            flush_to_disk(partial / name)
-        (target / last).unlink(missing_ok=True)
-        for name in names:
-            if name == last:
-                flush_to_disk(target)
-            os.replace(partial / name, target / name)
-        flush_to_disk(target)
+        with naming(target):
+            partial.mkdir(parents=True)
+            yield partial
+            names = sorted((path.name for path in partial.iterdir()), key=lambda name: name == last)
+            for name in names:
+                flush_to_disk(partial / name)
+            (target / last).unlink(missing_ok=True)
+            for name in names:
+                if name == last:
+                    flush_to_disk(target)
+                os.replace(partial / name, target / name)
+            flush_to_disk(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         with suppress(OSError):
@@ -120,9 +154,11 @@ def locked(file: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            file.unlink(missing_ok=True)
+            with suppress(OSError):  # a file that stays locks nothing
+                file.unlink()
     finally:
-        os.close(descriptor)
+        with suppress(OSError):
+            os.close(descriptor)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -145,35 +181,43 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Append all rows or none to a JSON Lines file, and replace an incomplete last line."""
     lines = "".join(json.dumps(row, **STRICT_JSON) + "\n" for row in rows).encode()
-    with path.open("a+b", buffering=0) as file:
-        if end := file.seek(0, os.SEEK_END):
-            file.seek(end - 1)
-            if file.read(1) != b"\n":
-                file.seek(0)
-                end = file.read().rfind(b"\n") + 1
-                file.truncate(end)
-        try:
+    end = None
+    try:
+        with naming(path), path.open("a+b", buffering=0) as file:
+            if end := file.seek(0, os.SEEK_END):
+                file.seek(end - 1)
+                if file.read(1) != b"\n":
+                    file.seek(0)
+                    end = file.read().rfind(b"\n") + 1
+                    file.truncate(end)
             if file.write(lines) < len(lines):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        except OSError:
-            file.truncate(end)
-            raise
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:  # maybe of a network drive, which reports it when the file is closed
+        if end is not None:
+            os.truncate(path, end)
+        raise
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the bytes of a file; an error names it."""
+    with naming(path):
+        return path.read_bytes()
 
 
 def read_json(path: Path) -> Any:
     """Return the value in a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    return json.loads(read_bytes(path).decode())
 
 
 def read_jsonl(path: Path) -> list[Any]:
     """Return the rows of a JSON Lines file, without an incomplete last line."""
-    *lines, _incomplete = path.read_bytes().split(b"\n")
+    *lines, _incomplete = read_bytes(path).split(b"\n")
     return [json.loads(line) for line in lines]
 
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
+    with naming(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -210,7 +254,8 @@ def flush_to_disk(path: Path) -> None:
     """Wait until the bytes of a file, or the names in a folder, would survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -41,10 +41,10 @@ def test_torn_last_line_is_passed_over_and_replaced_by_the_next(tmp_path: Path) 
 def test_an_error_of_a_full_disk_names_the_file_of_which_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path) -> None:
+    def refuse(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files, "flush_to_disk", refuse)
+    monkeypatch.setattr(files.os, "fsync", refuse)
     with pytest.raises(OSError, match=r"No space left on device: '.*value\.json'"):
         write_json(tmp_path / "value.json", {})
     assert [*tmp_path.iterdir()] == []

@@ -12,6 +12,7 @@ from finetune.commands import flags
 from finetune.commands.console import format_size, show_facts, show_lines
 from finetune.errors import FinetuneError
 from finetune.events import Info, WarningMessage, emit
+from finetune.files import read_bytes
 from finetune.ownership import OwnFolder, check_output_file
 from finetune.runs.folder import BundleFolder, RunFolder, open_run_folder
 from finetune.tasks.tables import format_number
@@ -188,7 +189,7 @@ def export_bundle(
     export.import_runtime()
     trained = TrainedModel.load(folder, device="cpu")
     emit(Info(f"exporting {folder.path} to {path}"))
-    card = folder.card_file.read_text(encoding="utf-8") if folder.card_file.is_file() else ""
+    card = read_bytes(folder.card_file).decode() if folder.card_file.is_file() else ""
     card = card.replace("## Use\n", USE_OF_BUNDLE, 1)
     rows = _texts_of_run(folder)
     verification = export.write_bundle(folder, trained, output, card=card, rows=rows)

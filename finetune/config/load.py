@@ -21,7 +21,7 @@ import yaml
 import finetune
 from finetune.config.schema import OPTION_BY_OTHER_NAME, OPTIONS, Config, change_options, flag_of
 from finetune.errors import ConfigurationError
-from finetune.files import is_there
+from finetune.files import is_there, naming
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -222,7 +222,7 @@ def _is_met(condition: str, config: Config) -> bool:
 def read_yaml(path: Path) -> Any:
     """Return the mappings, lists, strings and None of a file."""
     try:
-        with path.open("rb") as file:
+        with naming(path), path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
             raise ValueError("the file is larger than 1 MiB")

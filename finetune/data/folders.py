@@ -16,6 +16,7 @@ from finetune.data.encoding import find_text
 from finetune.data.read import TABLE_SUFFIXES, RawTable, join_tables, read_file
 from finetune.errors import DataError, DataNotFoundError, DataUnreadableError, SeveralTablesError
 from finetune.events import Info, emit
+from finetune.files import read_bytes
 
 # The class of each file name, per split.
 Classes = dict[str, dict[str, str]]
@@ -96,7 +97,7 @@ def digest_folder(path: Path) -> str:
     texts = [name for classes in find_class_folders(names).values() for name in classes]
     others = packed.without_about(names)
     for name in sorted(texts) or packed.find_tables(names, TABLE_SUFFIXES) or others:
-        content = (path / name).read_bytes()
+        content = read_bytes(path / name)
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()

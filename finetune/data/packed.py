@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from io import BytesIO
+from io import BufferedReader, BytesIO, FileIO
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from zipfile import BadZipFile, ZipFile
@@ -53,6 +53,18 @@ PART = re.compile(r"part-?\d|\d-of-\d")
 START_BYTES = 4096
 
 
+class _NamedFile(FileIO):
+    """A file to read; errors of the disk have its name."""
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        with naming(str(self.name)):
+            return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        with naming(str(self.name)):
+            return super().readall()
+
+
 @dataclass(frozen=True)
 class Content:
     """The bytes of a file, unpacked if needed; its path may continue inside an archive."""
@@ -69,11 +81,13 @@ class Content:
 
     def open(self) -> BinaryIO:
         """Open it from its start."""
-        return self.path.open("rb") if self.unpacked is None else BytesIO(self.unpacked)
+        if self.unpacked is not None:
+            return BytesIO(self.unpacked)
+        return BufferedReader(_NamedFile(self.path))
 
     def start(self, size_bytes: int) -> bytes:
         """Return its first bytes."""
-        with self.open() as file, naming(self.path):
+        with self.open() as file:
             return file.read(size_bytes)
 
 

@@ -29,6 +29,7 @@ from finetune.data.packed import Content
 from finetune.data.values import as_text, as_texts, content_of, frame_of, is_read, list_of, stored
 from finetune.errors import DataNotFoundError, DataUnreadableError, reason_of
 from finetune.events import Info, emit
+from finetune.files import naming
 from finetune.tasks.labels import map_values
 
 # Rows converted to Python objects at a time, and bytes that Arrow reads per block.
@@ -170,13 +171,13 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
     Args:
         readable_only: Leave out columns of a Parquet file with vectors or bytes, which are large.
     """
-    content = packed.unpack(path, TABLE_SUFFIXES, options.table)
-    found, is_member = _find_format(content), content.path != path
-    path = content.path
-    if options.table and not is_member and not found.has_several:
-        remedy = f"drop --table {options.table}"
-        raise DataNotFoundError(f"{path} has one table only", remedy=remedy)
-    return found.read(content, options, readable_only)
+    with naming(path):
+        content = packed.unpack(path, TABLE_SUFFIXES, options.table)
+        found, is_member = _find_format(content), content.path != path
+        if options.table and not is_member and not found.has_several:
+            remedy = f"drop --table {options.table}"
+            raise DataNotFoundError(f"{content.path} has one table only", remedy=remedy)
+        return found.read(content, options, readable_only)
 
 
 # Delimited text, and lines of fastText, where ``__label__good`` is a label.

@@ -21,7 +21,7 @@ from finetune.data.dataset import DataSource, LoadedData, make_dataset
 from finetune.data.read import read_file
 from finetune.errors import DataNotFoundError, DataUnreadableError, HubNotReachableError
 from finetune.events import Info, emit
-from finetune.files import file_sha256
+from finetune.files import file_sha256, read_bytes
 from finetune.tasks.labels import map_values
 from finetune.tasks.single import Single
 
@@ -90,7 +90,7 @@ def _parse(path: Path) -> pyarrow.Table:
     if not os.path.isfile(path):
         remedy = f"download it from {ORIGINAL_ADDRESS}, or drop --data-dir"
         raise DataNotFoundError(f"there is no file {path}", remedy=remedy)
-    content = path.read_bytes()
+    content = read_bytes(path)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:

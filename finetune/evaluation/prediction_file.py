@@ -18,7 +18,7 @@ from finetune.data.write import as_json, as_line, excel_columns, rounded, write_
 from finetune.errors import UsageError
 from finetune.evaluation.workbook import add_columns
 from finetune.events import WarningMessage, emit
-from finetune.files import naming, temporary_path
+from finetune.files import replacing_file
 from finetune.ownership import check_output_file
 from finetune.tasks.base import Prediction, rename_taken
 from finetune.tasks.explanation import notable
@@ -70,15 +70,9 @@ class PredictionFile:
 
     def write(self) -> None:
         """Write all rows to a temporary file, then rename it."""
-        unfinished = temporary_path(self.path)
-        unfinished.touch(exist_ok=False)
-        try:
-            with naming(self.path):
-                self._write(unfinished)
+        with replacing_file(self.path) as partial:
+            self._write(partial)
             check_output_file(self.path, overwrite=self.overwrite)
-            os.replace(unfinished, self.path)
-        finally:
-            unfinished.unlink(missing_ok=True)
 
     def _write(self, path: Path) -> None:
         """Add columns to a copy of the source if it has the same format, or write a new file."""

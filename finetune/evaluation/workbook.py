@@ -15,6 +15,7 @@ from xml.sax.saxutils import escape, quoteattr
 from zipfile import ZipFile
 
 from finetune.data.read import Sheet
+from finetune.errors import explained
 
 BOOK = "xl/workbook.xml"
 # Columns are counted from 0, and column 27 is AB.
@@ -44,7 +45,8 @@ def add_columns(
     cells = dict(zip(rows, zip(*columns.values(), strict=True), strict=True))
     if sheet.header is not None:
         cells = {sheet.header: tuple(columns), **cells}
-    with sheet.content.open() as file, ZipFile(file) as book, ZipFile(path, "w") as copy:
+    source = sheet.content
+    with explained("archive", path=source.path), source.open() as file, ZipFile(file) as book:
         part = _find_part(book, sheet.name)
         content, width = _add_cells(book.read(part).decode(), cells, header=sheet.header)
         ends = {"row": min(cells), "end": LETTERS[width - 1]}
@@ -57,8 +59,10 @@ def add_columns(
             table = book.read(target).decode() if target.startswith("xl/tables/") else ""
             if spanned.search(table) and '"queryTable"' not in table:  # a query sets its columns
                 changed[target] = _add_to_table(spanned.sub(new_end, table), columns)
-        for item in book.infolist():
-            copy.writestr(item, changed.get(item.filename) or book.read(item))
+        parts = [(one, changed.get(one.filename) or book.read(one)) for one in book.infolist()]
+    with ZipFile(path, "w") as copy:
+        for item, written in parts:
+            copy.writestr(item, written)
 
 
 def _find_part(book: ZipFile, name: str) -> str:

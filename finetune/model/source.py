@@ -100,6 +100,7 @@ class ModelSource:
         with self.failures_explained():
             weights: dict[str, torch.Tensor] = {}
             for file in self._weight_files():
+                file.open("rb").close()  # safetensors reports any error as a missing file
                 try:
                     weights |= load_file(file)
                 except (OSError, SafetensorError) as error:

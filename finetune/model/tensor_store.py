@@ -60,8 +60,13 @@ class TensorStore:
         if size_bytes > shutil.disk_usage(self.folder).free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         partial = temporary_path(self._file(key))
-        with partial.open("wb") as opened:
-            opened.truncate(size_bytes)
+        try:
+            with partial.open("wb") as opened:
+                opened.truncate(size_bytes)
+        except OSError:
+            with suppress(OSError):
+                partial.unlink()
+            raise
         return partial
 
     def keep(self, partial: Path, key: str) -> None:

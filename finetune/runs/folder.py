@@ -11,7 +11,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from finetune.config.schema import Config, change_options
-from finetune.errors import NotARunError
+from finetune.errors import NotARunError, system_error
 from finetune.events import Info, emit
 from finetune.files import is_there, read_json, read_jsonl
 from finetune.ownership import CONTENTS, OwnFolder
@@ -134,8 +134,11 @@ class RunFolder(OwnFolder):
         try:
             return parse(read_jsonl(file) if file.suffix == ".jsonl" else read_json(file))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            cause = system_error(error)
+            reason = f": {cause.strerror}" if cause else ""
             raise NotARunError(
-                f"{file} is missing or can't be read", remedy="restore the file, or train again"
+                f"{file} is missing or can't be read{reason}",
+                remedy="restore the file, or train again",
             ) from error
 
     def read_config(self) -> Config:

@@ -13,7 +13,7 @@ from finetune import distributed
 from finetune.config.schema import Config
 from finetune.errors import FinetuneError, UsageError
 from finetune.events import Event, Step, Validation, WarningMessage, current_receiver, emit
-from finetune.files import append_jsonl, write_jsonl
+from finetune.files import append_jsonl, read_bytes, write_jsonl
 from finetune.runs.folder import RunFolder
 
 _NOT_KEPT = {"total_steps", "budget_bytes", "remaining_seconds"}
@@ -82,7 +82,7 @@ class Journal:
 def continue_journal(folder: RunFolder, *, steps: int) -> None:
     """Drop rows after the step that a run resumes from, and incomplete lines."""
     rows = []
-    for line in folder.metrics_file.read_bytes().split(b"\n"):
+    for line in read_bytes(folder.metrics_file).split(b"\n"):
         with suppress(ValueError, LookupError, TypeError):
             row = json.loads(line)
             rows += [row] if row["step"] <= steps else []

@@ -23,7 +23,6 @@ from finetune.devices.base import move_to_device
 from finetune.devices.host import kept_awake
 from finetune.errors import (
     BatchDoesNotFitError,
-    FinetuneError,
     InterruptionError,
     LossNotFiniteError,
     explain,
@@ -510,15 +509,9 @@ def failures_explained(folder: RunFolder, inputs: RunInputs) -> Iterator[None]:
     except BrokenPipeError:  # about the terminal, not the run folder
         raise
     except Exception as error:
-        if cause := system_error(error):
-            name = cause.filename
-            if name and folder.path.resolve() not in Path(name).resolve().parents:
-                raise explain(cause) or cause from error
+        if system_error(error) and (known := explain(error, path=folder.path)):
             then = f", then {resume}" if folder.can_resume else ""
-            raise FinetuneError(
-                f"{folder.path} can't be written: {cause.strerror or cause}",
-                remedy=f"free disk space, or make the folder writable{then}",
-            ) from error
+            raise type(known)(known.message, remedy=known.remedy + then) from error
         if not device.memory.is_out_of_memory(error):
             raise
         batch_size = inputs.config.training.batch_size

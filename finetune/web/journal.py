@@ -32,7 +32,7 @@ from finetune.data.stream import read_texts
 from finetune.data.values import as_texts
 from finetune.errors import DataError, DataNotFoundError, FinetuneError, UsageError
 from finetune.events import Info, emit, muted
-from finetune.files import append_jsonl, read_jsonl, write_text_atomically
+from finetune.files import append_jsonl, read_bytes, read_jsonl, write_text_atomically
 from finetune.runs.linear_head import prepare_head, read_frozen_features, read_text_features
 from finetune.runs.prepare import RunInputs
 from finetune.tasks.labels import are_lists
@@ -196,7 +196,7 @@ class LabelJournal:
 
     def _read(self) -> list[Action]:
         """Return the actions in the journal; write the first line if there is none."""
-        source, content = self.source, self.path.read_bytes()
+        source, content = self.source, read_bytes(self.path)
         header = {"format": _FORMAT, "multi_label": source.is_multi_label}
         seed = int(_hash("\n".join(source.texts[0]).encode()), 16)
         if json.dumps({**header, "seed": seed}).encode().startswith(content):
@@ -218,7 +218,7 @@ class LabelJournal:
                 remedy="restore the file and the options, or move the labels elsewhere",
             )
         # A line without an end was being written when the server was killed, and never answered.
-        os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
+        os.truncate(self.path, read_bytes(self.path).rfind(b"\n") + 1)
         return actions
 
     def _apply(self, action: Action) -> None:
@@ -273,7 +273,7 @@ class LabelJournal:
 
     def take_edits(self) -> None:
         """Record what the user changed in the table as actions."""
-        content = self.table_path.read_bytes() if self.table_path.exists() else b""
+        content = read_bytes(self.table_path) if self.table_path.exists() else b""
         if not content or _hash(content) in self._tables:
             return
         rows = read_rows(self.table_path)
