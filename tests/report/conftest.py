@@ -8,5 +8,5 @@ from finetune.runs.results import RunResults
 
 @pytest.fixture
 def results() -> RunResults:
-    """A run of two classes, one of whose four test rows is misclassified."""
+    """Results with two classes and four test rows, one of them misclassified."""
     return example_results()

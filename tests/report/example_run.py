@@ -1,4 +1,4 @@
-"""An invented run with everything that a report can show."""
+"""An invented run with everything that a report shows."""
 
 import numpy as np
 
@@ -34,7 +34,7 @@ CALIBRATION = Calibration(temperature=1.7, before=measure(0.9), after=measure(0.
 
 
 def example_results(*, other: str = OTHER) -> RunResults:
-    """Return the results of two classes, one of whose four test rows is misclassified."""
+    """Return results with two classes and four test rows, one of them misclassified."""
     per_class = {
         "DESC": ClassScores(precision=0.667, recall=1.0, f1=0.8, support=2),
         other: ClassScores(precision=1.0, recall=0.5, f1=0.667, support=2),
@@ -84,7 +84,7 @@ def example_results(*, other: str = OTHER) -> RunResults:
 def write_example_run(
     folder: RunFolder, *, text: str = TEXT, other: str = OTHER, column: str = "<b>.csv"
 ) -> None:
-    """Write the files of a run that the report needs."""
+    """Write the run files that the report reads."""
     folder.path.mkdir()
     config = {"data": {"data": "trec", "text_column": column}, "model": {"model": "minilm"}}
     write_json(folder.config_file, config | {"training": {"learning_rate": 1e-4}})

@@ -18,12 +18,12 @@ from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import write_inference
 from finetune.runs.results import RunResults
 
-CardOf = Callable[..., ModelCard]
+MakeCard = Callable[..., ModelCard]
 
 
 @pytest.fixture
-def card_of(tmp_path: Path, results: RunResults) -> CardOf:
-    """Return a function that writes the card of a run with other options and metrics."""
+def make_card(tmp_path: Path, results: RunResults) -> MakeCard:
+    """Return a function that writes the model card of a run with these options and metrics."""
 
     def write(*, model: str = "bert-base-uncased", test: Any = None, **data: Any) -> ModelCard:
         folder = RunFolder(tmp_path / "my-run")
@@ -43,8 +43,8 @@ def card_of(tmp_path: Path, results: RunResults) -> CardOf:
     return write
 
 
-def test_metadata_is_what_the_hub_reads(card_of: CardOf) -> None:
-    card = card_of()
+def test_metadata_has_the_format_of_the_hub(make_card: MakeCard) -> None:
+    card = make_card()
 
     assert card.data.base_model == "bert-base-uncased"
     assert card.data.datasets == ["CogComp/trec"]
@@ -57,8 +57,8 @@ def test_metadata_is_what_the_hub_reads(card_of: CardOf) -> None:
     assert (accuracy.dataset_type, accuracy.dataset_config) == ("CogComp/trec", "label-coarse")
 
 
-def test_body_tells_use_figures_training_and_limits(card_of: CardOf) -> None:
-    text = card_of().text
+def test_body_describes_use_metrics_training_and_limits(make_card: MakeCard) -> None:
+    text = make_card().text
 
     for emitted in (
         "Validation accuracy **87.5%**, 95% CI 39.6–98.7%, on 4 held-out rows.",
@@ -72,8 +72,8 @@ def test_body_tells_use_figures_training_and_limits(card_of: CardOf) -> None:
         assert emitted in text
 
 
-def test_configuration_in_the_card_reads_back(tmp_path: Path, card_of: CardOf) -> None:
-    block = card_of(split_seed=7).text.split("```yaml\n")[1].split("```")[0]
+def test_configuration_in_the_card_can_be_loaded(tmp_path: Path, make_card: MakeCard) -> None:
+    block = make_card(split_seed=7).text.split("```yaml\n")[1].split("```")[0]
 
     file = tmp_path / "mine.yaml"
     file.write_text(block, encoding="utf-8")
@@ -86,8 +86,8 @@ def test_configuration_in_the_card_reads_back(tmp_path: Path, card_of: CardOf) -
 @pytest.mark.parametrize(
     "name", ["{tmp_path}/secret/encoder", "~/secret/encoder", "../secret/encoder"]
 )
-def test_folders_of_this_machine_do_not_show(tmp_path: Path, name: str, card_of: CardOf) -> None:
-    card = card_of(
+def test_local_paths_are_hidden(tmp_path: Path, name: str, make_card: MakeCard) -> None:
+    card = make_card(
         model=name.format(tmp_path=tmp_path),
         data=str(tmp_path / "secret" / "questions.csv"),
         data_dir=str(tmp_path / "secret"),
@@ -107,10 +107,10 @@ def test_folders_of_this_machine_do_not_show(tmp_path: Path, name: str, card_of:
         ("owner/model", "hub:owner/reviews@main", "owner/model", ["owner/reviews"]),
     ],
 )
-def test_models_and_data_of_the_hub_have_their_ids(
-    model: str, data: str, base_model: str, datasets: list[str] | None, card_of: CardOf
+def test_hub_models_and_datasets_are_listed_with_their_ids(
+    model: str, data: str, base_model: str, datasets: list[str] | None, make_card: MakeCard
 ) -> None:
-    card = card_of(model=model, data=data)
+    card = make_card(model=model, data=data)
     assert (card.data.base_model, card.data.datasets) == (base_model, datasets)
 
 
@@ -119,8 +119,8 @@ WINDOWS = {"long_texts": "windows", "max_length": 10, "stride": 2}
 LORA = {"lora_rank": 4, "contrastive": "off"}
 
 
-def labels_of(label: str, word: str, number: int) -> dict[str, Any]:
-    """Return the label of a row, and the second text of a pair."""
+def make_label(label: str, word: str, number: int) -> dict[str, Any]:
+    """Return the label of a row and, for pairs, the second text."""
     match label:
         case "pair":
             return {"label": word, "text_pair": f"it is {number}"}
@@ -132,7 +132,7 @@ def labels_of(label: str, word: str, number: int) -> dict[str, Any]:
 
 
 def read_answer(variables: dict[str, Any]) -> tuple[list[str], float]:
-    """Return the labels and the largest score, from the logits if the code computes them."""
+    """Return the labels and the highest score, from the logits if the code computes logits."""
     if "logits" not in variables:
         answer = variables["answer"]
         [answer] = answer if isinstance(answer, list) else [answer]
@@ -165,7 +165,7 @@ def read_answer(variables: dict[str, Any]) -> tuple[list[str], float]:
         ("several", LORA | WINDOWS),
     ],
 )
-def test_the_code_of_each_card_predicts_like_the_run(
+def test_code_in_each_card_predicts_like_the_run(
     label: str,
     options: dict[str, Any],
     tiny_folder: Path,
@@ -173,11 +173,11 @@ def test_the_code_of_each_card_predicts_like_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = [
-        {"text": f"{word} is it {number} ?", **labels_of(label, word, number)}
+        {"text": f"{word} is it {number} ?", **make_label(label, word, number)}
         for number in range(30)
         for word in ("who", "where")
     ]
-    monkeypatch.chdir(tiny_folder.parent)  # the card has only the name of the folder
+    monkeypatch.chdir(tiny_folder.parent)  # the card contains only the folder name
     run_tiny(tmp_path / "run", model=tiny_folder, data=rows, num_train_epochs=1, **options)
     text = (LONG, "it is 7") if label == "pair" else LONG
     [expected] = finetune.predict(tmp_path / "run", [text], device="cpu")

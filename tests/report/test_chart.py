@@ -20,9 +20,7 @@ def texts_of(chart: Chart) -> set[str]:
 
 
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=20))
-def test_every_point_is_within_the_picture_and_every_axis_has_ticks(
-    points: list[tuple[float, float]],
-) -> None:
+def test_points_are_inside_the_chart_and_axes_have_ticks(points: list[tuple[float, float]]) -> None:
     chart = Chart("Any", [Series("values", points, "dots")], Axis("x"), Axis("y"))
     for scale, values in (
         (chart.across, [x for x, _ in points]),
@@ -34,9 +32,7 @@ def test_every_point_is_within_the_picture_and_every_axis_has_ticks(
     ElementTree.fromstring(chart.draw())
 
 
-def test_a_chart_says_its_figures_in_words_and_has_the_colours_of_the_page(
-    results: RunResults,
-) -> None:
+def test_chart_has_a_text_description_and_inherits_page_colors(results: RunResults) -> None:
     loss, metrics = draw_curves(UPDATES + VALIDATIONS, results)
     picture = ElementTree.fromstring(loss.draw())
     assert picture.attrib["role"] == "img"
@@ -47,7 +43,7 @@ def test_a_chart_says_its_figures_in_words_and_has_the_colours_of_the_page(
     assert "#" not in loss.draw()
 
 
-def test_a_long_run_gives_a_short_picture_with_its_last_point() -> None:
+def test_long_run_gives_a_small_chart_with_its_last_point() -> None:
     points = [(float(n), math.sin(n)) for n in range(100_001)]
     chart = Chart("Long", [Series("values", points)], Axis("x"), Axis("y"))
     assert len(chart.draw()) < 20_000

@@ -22,18 +22,18 @@ from finetune.runs.results import RunResults
 
 
 class Page(HTMLParser):
-    """A page's visible text, its addresses, and whether its elements are closed in order."""
+    """The visible text and the URLs of a page. Elements must be closed in order."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.text = ""
-        self.addresses: list[str] = []
+        self.urls: list[str] = []
         self.open_elements: list[str] = []
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
-        self.addresses += [values[name] or "" for name in ("src", "href") if name in values]
+        self.urls += [values[name] or "" for name in ("src", "href") if name in values]
         if tag not in ("meta", "link", "img"):
             self.open_elements.append(tag)
 
@@ -45,7 +45,7 @@ class Page(HTMLParser):
             self.text += f" {data.strip()}"
 
 
-def report_of(folder: RunFolder, results: RunResults) -> Page:
+def parse_report(folder: RunFolder, results: RunResults) -> Page:
     page = Page(write_report(folder, results).read_text(encoding="utf-8"))
     assert page.open_elements == []
     return page
@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def test_report_shows_metrics_curves_mistakes_configuration_and_environment(
     folder: RunFolder, results: RunResults
 ) -> None:
-    page = report_of(folder, results)
+    page = parse_report(folder, results)
 
     for shown in (
         *("trec-minilm-full", "bert-base-uncased · trec · head"),
@@ -83,7 +83,7 @@ def test_report_shows_metrics_curves_mistakes_configuration_and_environment(
         assert row in " ".join(page.text.split())
 
 
-def test_folders_of_this_machine_do_not_show(folder: RunFolder, results: RunResults) -> None:
+def test_local_paths_are_hidden(folder: RunFolder, results: RunResults) -> None:
     secret = "/home/ada l/secret"
     paths = {name: f"{secret}/{name}.csv" for name in ("data", "test_file", "label_names")}
     config = {
@@ -101,27 +101,27 @@ def test_folders_of_this_machine_do_not_show(folder: RunFolder, results: RunResu
     write_jsonl(folder.warnings_file, [warning])
     facts = replace(results.facts, data=paths["data"], model=f"{secret}/encoder")
 
-    page = report_of(folder, replace(results, facts=facts))
+    page = parse_report(folder, replace(results, facts=facts))
 
     for shown in ("encoder · data.csv", "my.yaml", "encoding of data.csv is", "See b.txt", "trec"):
         assert shown in page.text, shown
     assert "secret" not in page.text.lower()
 
 
-def test_page_needs_nothing_from_elsewhere(folder: RunFolder, results: RunResults) -> None:
+def test_page_is_self_contained(folder: RunFolder, results: RunResults) -> None:
     html = write_report(folder, results).read_text(encoding="utf-8")
 
-    assert all(address.startswith("#") for address in Page(html).addresses)
+    assert all(url.startswith("#") for url in Page(html).urls)
     assert set(re.findall(r"""url\((.)""", html)) <= {"#"}
     assert "@import" not in html
     ids = re.findall(r' id="([^"]*)"', html)
     assert len(ids) == len(set(ids))
-    assert {address.removeprefix("#") for address in Page(html).addresses} <= set(ids)
+    assert {url.removeprefix("#") for url in Page(html).urls} <= set(ids)
     namespaces = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     assert set(re.findall(r'https?://[^"<\s]*', html)) <= namespaces
 
 
-def test_twenty_mistakes_are_shown_the_most_confident_first_and_more_of_a_cell_alone(
+def test_page_lists_the_most_confident_mistakes_and_more_per_cell(
     folder: RunFolder, results: RunResults
 ) -> None:
     write_predictions(
@@ -139,13 +139,13 @@ def test_twenty_mistakes_are_shown_the_most_confident_first_and_more_of_a_cell_a
     assert alone == ["rare 3", "rare 2", "rare 1"]
     assert "43 of 43 test rows are misclassified; these are the 20" in html
     assert "#cell-0-1:target ~ .wide tbody tr:not(.cell-0-1)" in html
-    assert {"#cell-1-0", "#class-0", "#class-1"} <= set(Page(html).addresses)
+    assert {"#cell-1-0", "#class-0", "#class-1"} <= set(Page(html).urls)
 
 
 def test_details_warnings_and_calibration_are_shown(folder: RunFolder, results: RunResults) -> None:
     write_jsonl(folder.warnings_file, [{"message": "2 texts are cut", "remedy": "raise it"}] * 2)
     details = replace(DETAILS, names="class names are training rows")
-    text = report_of(folder, replace(results, details=details, calibration=CALIBRATION)).text
+    text = parse_report(folder, replace(results, details=details, calibration=CALIBRATION)).text
 
     assert text.count("2 texts are cut.") == 1
     for shown in (
@@ -159,17 +159,17 @@ def test_details_warnings_and_calibration_are_shown(folder: RunFolder, results: 
 
 def test_run_without_validation_has_a_report(folder: RunFolder, results: RunResults) -> None:
     write_jsonl(folder.metrics_file, UPDATES)
-    # It has no mistakes either, and no rows per class.
+    # The run also has no mistakes and no rows per class.
     write_predictions(folder, ("Who ?", OTHER, OTHER, 0.9))
     test = replace(results.test, confusion_matrix=[[4, 0], [0, 0]])
-    page = report_of(folder, replace(results, validation=None, test=test))
+    page = parse_report(folder, replace(results, validation=None, test=test))
 
     assert "alidation" not in page.text.partition("Use the model")[0]
     assert "75.0%" in page.text
     assert "0 of 1 test rows are misclassified." in page.text
 
 
-def test_the_page_says_what_was_measured_and_what_was_published() -> None:
+def test_bench_page_shows_measured_and_published_results() -> None:
     html = render_bench(example_bench())
     page = Page(html)
     assert page.open_elements == []
@@ -182,10 +182,10 @@ def test_the_page_says_what_was_measured_and_what_was_published() -> None:
     assert "quick" not in page.text
     assert "stopped" not in page.text
     assert set(re.findall(r"""url\((.)""", html)) <= {"#"}
-    assert page.addresses == [address for address in page.addresses if address.startswith("#")]
+    assert page.urls == [url for url in page.urls if url.startswith("#")]
 
 
-def test_a_page_of_a_bench_that_was_quick_or_stopped_says_so() -> None:
+def test_bench_page_mentions_quick_and_incomplete_runs() -> None:
     page = Page(render_bench(replace(example_bench(), is_quick=True, is_complete=False)))
     assert "a quick benchmark" in page.text
     assert "rows are missing" in page.text

@@ -1,4 +1,4 @@
-"""Runs use the batch sizes that a search found; the child processes are simulated."""
+"""Runs with ``--batch-size auto`` on simulated machines."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ __all__ = ["runner"]
 
 
 def run_auto(folder: Path, model: Path, emitted: list[Event], **options: Any) -> dict[str, int]:
-    """Run with ``--batch-size auto``; return the training options that it stored."""
+    """Run with ``--batch-size auto``, and return the training options in its configuration."""
     run_tiny(
         folder / "run", model=model, batch_size="auto", cache_dir=str(folder / "cache"),
         emit=emitted.append, **options,
@@ -37,7 +37,7 @@ def tried_sizes(emitted: list[Event]) -> list[int]:
     return [event.batch_size for event in emitted if isinstance(event, events.Trial)]
 
 
-def test_a_run_trains_and_evaluates_at_the_size_that_was_found(
+def test_run_trains_and_evaluates_with_the_batch_size_found(
     runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
 ) -> None:
     emitted: list[Event] = []
@@ -55,7 +55,7 @@ def test_a_run_trains_and_evaluates_at_the_size_that_was_found(
     assert (case.has_mean_layer, case.architecture["num_hidden_layers"]) == (True, 4)
 
 
-def test_where_features_are_stored_a_run_gets_two_sizes(
+def test_stored_features_get_separate_batch_sizes(
     runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
 ) -> None:
     emitted: list[Event] = []
@@ -73,7 +73,7 @@ def test_where_features_are_stored_a_run_gets_two_sizes(
 
 
 def short_machine(*, row_mib: float, row_seconds: float) -> SimulatedMachine:
-    """Return a machine with 1 GiB on which every micro-batch costs half a second more."""
+    """Return a machine with 1 GiB and an overhead of 0.5 s per micro-batch."""
     return SimulatedMachine(
         peak_bytes=rising_from(floor=0, base=500, row=row_mib),
         step_seconds=saturating(start=0.5, row=row_seconds),
@@ -82,7 +82,7 @@ def short_machine(*, row_mib: float, row_seconds: float) -> SimulatedMachine:
 
 
 @pytest.mark.parametrize(("row_seconds", "is_on"), [(0.02, True), (0.2, False)])
-def test_checkpointing_is_used_where_larger_pieces_of_the_effective_batch_are_faster(
+def test_gradient_checkpointing_is_used_if_larger_micro_batches_are_faster(
     runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path, row_seconds: float, is_on: bool
 ) -> None:
     runner.machine = short_machine(row_mib=100, row_seconds=0.015)

@@ -23,7 +23,7 @@ def right(finished_run: Path) -> list[str]:
     return [row["label"] for row in read_jsonl(finished_run / "predictions.jsonl")]
 
 
-def test_rows_that_one_has_right_are_counted_and_shown(
+def test_rows_that_only_one_run_gets_right_are_counted_and_shown(
     finished_run: Path, right: list[str], tmp_path: Path
 ) -> None:
     rows = read_jsonl(finished_run / "predictions.jsonl")
@@ -37,14 +37,14 @@ def test_rows_that_one_has_right_are_counted_and_shown(
     lost = [row for row in rows[10:20] if row["predicted"] == row["label"]]
     assert (found.better, found.worse) == (len(gained), len(lost))
     assert len(found.better_rows) == 3
-    # The most confident mistakes come first.
+    # The most confident mistakes are listed first.
     surest = max(gained, key=lambda row: row["probability"])
     shown = found.better_rows[0]
     assert (shown["text"], shown["run"]) == (surest["text"], surest["label"])
     assert shown["row"] == surest["row"]
 
 
-def test_the_difference_of_the_loss_has_an_interval(finished_run: Path, tmp_path: Path) -> None:
+def test_loss_difference_has_an_interval(finished_run: Path, tmp_path: Path) -> None:
     rows = read_jsonl(finished_run / "predictions.jsonl")
     results = read_json(finished_run / "all_results.json")
     assert results["test_loss"] == pytest.approx(np.mean([row["loss"] for row in rows]))
@@ -65,14 +65,14 @@ def test_the_reference_may_be_the_best_on_validation(finished_run: Path, tmp_pat
     [found] = finetune.compare(tmp_path, reference="best").groups
     assert found.reference == "b"
     assert [run.versus_reference is None for run in found.runs] == [False, True, False]
-    # Cross-validated metrics do not count, however good they are.
+    # Cross-validated metrics are ignored.
     change_json(tmp_path / "b" / "all_results.json", eval_kind="cross-validated")
     with pytest.raises(UsageError, match="held-out") as caught:
         finetune.compare(tmp_path, reference="best")
     assert "validation_fraction" in caught.value.remedy
 
 
-def test_runs_that_share_few_test_rows_are_groups(finished_run: Path, tmp_path: Path) -> None:
+def test_runs_that_share_few_test_rows_form_groups(finished_run: Path, tmp_path: Path) -> None:
     rows = read_jsonl(finished_run / "predictions.jsonl")
     others = [row | {"text": f"Tell me, {row['text']}"} for row in rows]
     for name, tested in (("a", rows), ("b", others[20:] + rows[:20]), ("c", rows[::-1])):
@@ -89,7 +89,7 @@ def test_runs_that_share_few_test_rows_are_groups(finished_run: Path, tmp_path: 
     [warning] = events
     assert "2 different sets of rows" in warning.message
     assert "--test-file" in warning.remedy
-    # Two runs are compared on what they share.
+    # Two runs are compared on their common rows.
     [group] = finetune.compare(tmp_path / "a", tmp_path / "b").groups
     assert group.samples == 20
     assert group.notes == ["Only the 20 rows that all of these runs tested are compared."]
@@ -97,7 +97,7 @@ def test_runs_that_share_few_test_rows_are_groups(finished_run: Path, tmp_path: 
     assert len(finetune.compare(tmp_path / "a", tmp_path / "d").groups) == 2
 
 
-def test_runs_before_and_after_corrections_have_the_corrected_labels(
+def test_runs_before_and_after_corrections_use_the_corrected_labels(
     finished_run: Path, right: list[str], tmp_path: Path
 ) -> None:
     rows = read_jsonl(finished_run / "predictions.jsonl")
@@ -119,7 +119,7 @@ def test_runs_before_and_after_corrections_have_the_corrected_labels(
         assert "loss" not in group.runs[0].metrics
 
 
-def test_classes_that_only_got_another_name_are_right(finished_run: Path, tmp_path: Path) -> None:
+def test_renamed_classes_count_as_correct(finished_run: Path, tmp_path: Path) -> None:
     rows = read_jsonl(finished_run / "predictions.jsonl")
     text = (finished_run / "model/config.json").read_text()
     before, after = (copy_run(finished_run, tmp_path / name) for name in ("before", "after"))
@@ -142,7 +142,7 @@ def test_equal_texts_are_matched_in_any_order(finished_run: Path, tmp_path: Path
     assert (group.samples, group.notes) == (len(rows), [])
 
 
-def test_folds_are_one_run_on_all_rows(
+def test_folds_are_compared_as_one_run_on_all_rows(
     command: Command, finished_run: Path, right: list[str], tmp_path: Path
 ) -> None:
     rows = read_jsonl(finished_run / "predictions.jsonl")
@@ -170,7 +170,7 @@ def test_folds_are_one_run_on_all_rows(
     assert group.samples == 100
 
 
-def test_seeds_of_one_setting_are_one_row_with_mean_and_spread(
+def test_seeds_of_one_configuration_form_one_row_with_mean_and_spread(
     finished_run: Path, right: list[str], tmp_path: Path
 ) -> None:
     for seed, answers in ((1, right), (2, right[:200])):
@@ -190,17 +190,17 @@ def test_seeds_of_one_setting_are_one_row_with_mean_and_spread(
     versus = group.runs[1].versus_reference
     assert versus is not None
     assert versus.p_value is None
-    # Separately, they can be told apart.
+    # On their own, the seeds are separate runs.
     [alone] = finetune.compare(tmp_path / "good-1", tmp_path / "good-2").groups
     assert [run.seeds for run in alone.runs] == [1, 1]
-    # Another run may be equal to one of the seeds.
+    # A further run can be equal to one of the seeds.
     again = copy_run(finished_run, tmp_path / "more" / "again", answers=right, seed=1,
                      label_smoothing=0.3)  # fmt: skip
     for paths in ((tmp_path, again), (again, tmp_path)):
         [three] = finetune.compare(*paths).groups
         assert {run.seeds for run in three.runs} == {1, 2}
         assert len(three.runs) == 3
-    # All seeds count for the best on validation rows.
+    # The best run on validation rows is chosen by the mean of its seeds.
     for name, accuracy in (("good-1", 0.9), ("good-2", 0.3), ("poor", 0.7)):
         change_json(tmp_path / name / "all_results.json", eval_accuracy=accuracy,
                     eval_macro_f1=accuracy, eval_kind="held out")  # fmt: skip
@@ -209,7 +209,7 @@ def test_seeds_of_one_setting_are_one_row_with_mean_and_spread(
     assert same.verdict == "poor and again can't be told apart on 270 rows."
 
 
-def test_a_folder_stands_for_its_finished_runs_each_once(
+def test_folder_is_replaced_by_its_finished_runs_without_duplicates(
     finished_run: Path, tmp_path: Path
 ) -> None:
     for name in ("seed-10", "seed-9", "running"):
@@ -227,7 +227,7 @@ def test_a_folder_stands_for_its_finished_runs_each_once(
 
 
 @pytest.mark.parametrize("damage", ["cut", "unknown class", "running"])
-def test_a_damaged_run_is_named(damage: str, finished_run: Path, tmp_path: Path) -> None:
+def test_compare_reports_damaged_run(damage: str, finished_run: Path, tmp_path: Path) -> None:
     other = copy_run(finished_run, tmp_path / "other")
     file, rows = other / "predictions.jsonl", read_jsonl(finished_run / "predictions.jsonl")
     if damage == "running":
@@ -241,11 +241,11 @@ def test_a_damaged_run_is_named(damage: str, finished_run: Path, tmp_path: Path)
 
 @pytest.fixture
 def other(finished_run: Path, right: list[str], tmp_path: Path) -> Path:
-    """A run with another seed that predicts all test rows correctly."""
+    """A run with a different seed that predicts all test rows correctly."""
     return copy_run(finished_run, tmp_path / "other", answers=right, seed=7)
 
 
-def test_metrics_rows_and_options_are_tables_of_80_columns(
+def test_tables_of_metrics_rows_and_options_fit_80_columns(
     command: Command, finished_run: Path, other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -261,7 +261,7 @@ def test_metrics_rows_and_options_are_tables_of_80_columns(
     assert max(map(len, lines[:titles])) <= 80
 
 
-def test_json_is_one_object_with_a_version(
+def test_json_output_is_one_object_with_a_schema_version(
     command: Command, finished_run: Path, other: Path
 ) -> None:
     outcome = command("compare", finished_run, other, "--json")

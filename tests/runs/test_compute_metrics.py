@@ -1,4 +1,4 @@
-"""Metrics of a user's function, as the Trainer of transformers takes it."""
+"""User metrics from ``compute_metrics``, which has the signature of ``transformers.Trainer``."""
 
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ from finetune.files import read_json, read_jsonl
 
 
 def compute(evaluated: Any) -> dict[str, Any]:
-    """Return a metric of its own, one under a known name, and one with a prefix."""
+    """Return a new metric, a metric with a built-in name, and a metric with a prefix."""
     predicted = evaluated.predictions.argmax(axis=-1)
     is_right = predicted == evaluated.label_ids
     return {"wrong": np.sum(~is_right), "accuracy": is_right.mean(), "eval_share": is_right.mean()}
 
 
-def test_metrics_of_a_function_select_the_best_model_and_are_in_all_results(
+def test_user_metric_selects_the_best_model_and_is_in_all_results(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {**QUICK, "model": str(tiny_folder)}
@@ -46,7 +46,7 @@ def test_metrics_of_a_function_select_the_best_model_and_are_in_all_results(
 
 
 @pytest.mark.parametrize("several", ["seeds", "folds"])
-def test_several_runs_show_the_mean_of_a_metric(
+def test_seeds_and_folds_report_the_mean_of_a_user_metric(
     several: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {**QUICK, "model": str(tiny_folder), "num_train_epochs": 1}
@@ -67,7 +67,7 @@ def test_several_runs_show_the_mean_of_a_metric(
         ({"samples": 2}, "compute_metrics returned 2 as samples, but results have another"),
     ],
 )
-def test_a_wrong_value_is_rejected_before_training(
+def test_invalid_metric_value_is_rejected_before_training(
     returned: Any, words: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {**QUICK, "model": str(tiny_folder), "output_dir": tmp_path / "run"}

@@ -1,4 +1,4 @@
-"""Runs on devices that compute wrong results, keep memory for each shape, or are slow in bf16."""
+"""Runs on devices with wrong results, memory kept per shape, or slow bf16."""
 
 import functools
 import shutil
@@ -37,7 +37,7 @@ def prepare_on_other(model: Path, **options: Any) -> RunInputs:
     return replace(prepare_tiny(model, **options), device=OtherDevice())
 
 
-def test_a_run_of_a_device_that_begins_to_err_keeps_no_model(
+def test_run_on_a_device_that_starts_to_fail_does_not_save_a_model(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     inputs = prepare_on_other(tiny_folder, num_train_epochs=4)
@@ -62,7 +62,7 @@ def test_a_run_of_a_device_that_begins_to_err_keeps_no_model(
     [pytest.param({"freeze_core": True}, marks=pytest.mark.slow), {"train_layers": 1}],
     ids=str,
 )
-def test_features_that_a_device_has_computed_wrongly_are_found_before_training(
+def test_wrong_device_features_are_detected_before_training(
     trained: dict[str, Any], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("finetune.devices.host.bf16_instructions", lambda: ["amx_bf16"])
@@ -87,7 +87,7 @@ def copy_with_precision(run: Path, folder: Path, precision: str) -> Path:
 
 
 @pytest.mark.parametrize("passed", [False, True])
-def test_a_device_with_silent_faults_computes_in_16_bits_only_after_its_parity_check(
+def test_device_with_silent_faults_uses_16_bits_only_after_a_parity_check(
     passed: bool, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("finetune.devices.host.bf16_instructions", lambda: ["amx_bf16"])
@@ -98,7 +98,7 @@ def test_a_device_with_silent_faults_computes_in_16_bits_only_after_its_parity_c
     assert model.predictor.precision == ("bf16" if passed else "fp32")
 
 
-def test_bf16_on_a_cpu_without_instructions_is_refused(
+def test_bf16_on_a_cpu_without_bf16_instructions_is_rejected(
     finished_run: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision_module.host, "bf16_instructions", lambda: "")
@@ -118,22 +118,22 @@ Shape = tuple[int, int]
 
 @pytest.fixture
 def shapes(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
-    """Examples and tokens of each forward of a batch, in order."""
-    seen: list[Shape] = []
+    """Examples and tokens of each forward pass, in order."""
+    collected: list[Shape] = []
     original = BertForSequenceClassification.forward
 
     @functools.wraps(original)
     def forward(*args: Any, **inputs: torch.Tensor) -> Any:
         name = "inputs_embeds" if "inputs_embeds" in inputs else "input_ids"
         rows, tokens = inputs[name].shape[:2]
-        # The others are trials with a few rows, before the model is moved to the device.
+        # Other shapes are trials with few rows, before the model is moved to the device.
         if rows in (BATCH_SIZE, EVAL_BATCH_SIZE):
-            seen.append((rows, tokens))
+            collected.append((rows, tokens))
         return original(*args, **inputs)
 
     monkeypatch.setattr(BertForSequenceClassification, "forward", forward)
     monkeypatch.setattr("finetune.devices.cpu.BatchShapes", lambda: FEW_SHAPES)
-    return seen
+    return collected
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
     ],
     ids=lambda options: " ".join(options) or "full",
 )
-def test_run_has_at_most_six_shapes_and_the_largest_first(
+def test_run_uses_at_most_six_shapes_with_the_largest_first(
     options: dict[str, Any], shapes: list[Shape], tiny_folder: Path, tmp_path: Path
 ) -> None:
     sizes = {"batch_size": BATCH_SIZE, "eval_batch_size": EVAL_BATCH_SIZE}
@@ -167,7 +167,7 @@ def test_run_has_at_most_six_shapes_and_the_largest_first(
 @pytest.mark.parametrize(
     "options", [{}, {"train_layers": 1}], ids=lambda options: " ".join(options)
 )
-def test_unlabeled_texts_have_the_shapes_of_the_run(
+def test_unlabeled_texts_use_the_shapes_of_the_run(
     options: dict[str, Any],
     shapes: list[Shape],
     tiny_folder: Path,

@@ -1,4 +1,4 @@
-"""Every architecture in every mode, from a folder of weights to predictions."""
+"""Each architecture in each mode, from pretrained weights to predictions."""
 
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("architecture", "mode"), CASES)
-def test_encoder_trains_what_its_mode_says_and_predicts_in_a_pipeline(
+def test_each_mode_trains_its_parameters_and_predicts_like_the_pipeline(
     architecture: str, mode: str, tmp_path: Path
 ) -> None:
     source, folder = save_tiny_model(tmp_path / "source", architecture), tmp_path / "run"
@@ -79,12 +79,12 @@ def test_encoder_trains_what_its_mode_says_and_predicts_in_a_pipeline(
     assert scores.loss == pytest.approx(results.test.loss, abs=1e-5)
 
 
-def test_what_can_not_read_the_mean_is_refused_only_where_that_is_asked(tmp_path: Path) -> None:
+def test_unsupported_mean_pooling_is_rejected_only_if_requested(tmp_path: Path) -> None:
     AlbertModel(AlbertConfig(**SIZES, embedding_size=16)).save_pretrained(tmp_path / "albert")
     tiny_tokenizer().save_pretrained(tmp_path / "albert")
-    with pytest.raises(ModelUnsupportedError, match="--pooling mean can't be used with") as refused:
+    with pytest.raises(ModelUnsupportedError, match="--pooling mean can't be used with") as raised:
         prepare_tiny(tmp_path / "albert", pooling="mean")
-    assert "--pooling mean" in refused.value.remedy
+    assert "--pooling mean" in raised.value.remedy
     with pytest.raises(ModelUnsupportedError, match="pooling mean can't be used with"):
         finetune.find_batch(model=tmp_path / "albert", pooling="mean", device="cpu")
     assert prepare_tiny(tmp_path / "albert").text_model.pooling == "auto"
@@ -113,9 +113,7 @@ POOLED: dict[str, tuple[str, str | None]] = {
         ),
     ],
 )
-def test_the_pooling_of_a_run_is_saved_and_repeated(
-    model: str, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_pooling_is_saved_and_repeated(model: str, options: dict[str, Any], tmp_path: Path) -> None:
     architecture, pooling = POOLED[model]
     changes = {"classifier_pooling": pooling} if pooling else {}
     source = save_tiny_model(tmp_path / "source", architecture, **changes)

@@ -1,4 +1,4 @@
-"""Training on stored features: the same models, and never features of another model."""
+"""Training on stored features gives the same model, and never reuses features of other models."""
 
 import shutil
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def logits_of(run: Run, split: str) -> np.ndarray:
 
 
 def train_both(model: Path, tmp_path: Path, **options: Any) -> tuple[Run, Run]:
-    """Train on stored features, and train the whole model at every step."""
+    """Train once on stored features, and once with the whole model in each step."""
     options = CLOSE | options
     emitted: list[Event] = []
     with sent_to(emitted.append):
@@ -56,7 +56,7 @@ def train_both(model: Path, tmp_path: Path, **options: Any) -> tuple[Run, Run]:
         ("modernbert", {"head": "classifier"}),
     ],
 )
-def test_weights_are_those_of_the_whole_model_at_every_step(
+def test_weights_match_training_of_the_whole_model(
     architecture: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     model = save_tiny_model(tmp_path / "model", architecture)
@@ -66,7 +66,7 @@ def test_weights_are_those_of_the_whole_model_at_every_step(
     np.testing.assert_allclose(logits_of(stored, "test"), logits_of(plain, "test"), atol=1e-4)
 
 
-def test_a_model_that_can_not_be_split_is_reported_and_trains_whole(tmp_path: Path) -> None:
+def test_model_that_cannot_be_split_is_reported_and_trained_as_a_whole(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "model")
     ConvBertModel(ConvBertConfig(**SIZES, embedding_size=16)).save_pretrained(model)
     emitted: list[Event] = []
@@ -83,7 +83,7 @@ SMALL: dict[str, Any] = {"max_train_samples": 16, "validation_fraction": 0}
 
 
 def computes(inputs: RunInputs) -> bool:
-    """Return whether features of the training split were computed, not read from the store."""
+    """Return whether training features were computed and not read from the store."""
     emitted: list[Event] = []
     rows = inputs.config.training.eval_batch_size
     size = BatchSize(rows, "evaluation batch size", inputs.device)
@@ -99,7 +99,7 @@ def computes(inputs: RunInputs) -> bool:
 def prepared_again(
     tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., RunInputs]:
-    """Return a function that prepares a run, with a store that has the features of ``last-1``."""
+    """Return a function that prepares a run whose store contains features for ``last-1``."""
     options = {
         "cache_dir": str(tmp_path_factory.mktemp("store")), "train_layers": 1, **SMALL
     }  # fmt: skip
@@ -112,7 +112,7 @@ def prepared_again(
     return prepare_again
 
 
-def test_features_are_reused_where_they_do_not_depend_on_what_changed(
+def test_features_are_reused_if_they_do_not_depend_on_the_change(
     prepared_again: Callable[..., RunInputs],
 ) -> None:
     inputs = prepared_again(
@@ -135,7 +135,7 @@ def test_features_are_reused_where_they_do_not_depend_on_what_changed(
     ],
     ids=str,
 )
-def test_features_are_computed_again_where_they_depend_on_what_changed(
+def test_features_are_recomputed_if_they_depend_on_the_change(
     changes: dict[str, Any],
     prepared_again: Callable[..., RunInputs],
     monkeypatch: pytest.MonkeyPatch,
@@ -144,14 +144,14 @@ def test_features_are_computed_again_where_they_depend_on_what_changed(
     assert computes(prepared_again(**changes))
 
 
-def test_another_model_has_other_features(prepared_again: Callable[..., RunInputs]) -> None:
+def test_changed_model_weights_need_new_features(prepared_again: Callable[..., RunInputs]) -> None:
     inputs = prepared_again()
     weight = inputs.text_model.model.get_parameter("bert.embeddings.word_embeddings.weight")
     weight.data.view(torch.int32)[299, 31] ^= 1
     assert computes(inputs)
 
 
-def test_features_that_the_disk_has_no_room_for_are_computed_at_every_step(
+def test_features_are_computed_in_each_step_if_the_disk_is_full(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))

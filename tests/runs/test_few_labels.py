@@ -1,4 +1,4 @@
-"""Whole runs on few labels: few-shot training, and a linear head on the frozen encoder."""
+"""Runs on few labels, with few-shot training or a linear head on the frozen encoder."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -32,8 +32,8 @@ from finetune.runs.run import Run
 from finetune.training import plan
 
 STEPS = 6
-RECIPES: list[dict[str, Any]] = [{}, {"freeze_core": True}]
-IDS = ["contrastive", "solved head"]
+TRAINING_METHODS: list[dict[str, Any]] = [{}, {"freeze_core": True}]
+IDS = ["contrastive", "linear head"]
 LISTED = {encoder["config"]["model_type"] for encoder in read_encoders()}
 CLASSES = {"person": "who wrote {}?", "number": "how many {} are there?", "place": "where is {}?"}
 THINGS = ("the city", "an animal", "water", "a river", "the book of 12", "food", "a hill", "a name")
@@ -49,7 +49,7 @@ def few_steps() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Tables of 15 training rows, with one row for one of the classes, and of nine test rows."""
+    """Tables of 15 training rows, with a single row of one class, and of ten test rows."""
     kinds = CLASSES.items()
     rows = [f"{question.format(one)},{name}" for one in THINGS for name, question in kinds]
     folder, files = tmp_path_factory.mktemp("few"), {"data": rows[:14], "test_file": rows[14:]}
@@ -64,7 +64,7 @@ Train = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def train(tables: dict[str, str], tiny_folder: Path) -> Train:
-    """A function that trains on few labels, and returns the run folder."""
+    """A function that trains on few labels and returns the run folder."""
 
     def train_one(folder: Path, **options: Any) -> Path:
         quick = {"model": str(tiny_folder), "device": "cpu", "precision": "fp32"}
@@ -75,11 +75,11 @@ def train(tables: dict[str, str], tiny_folder: Path) -> Train:
     return train_one
 
 
-@pytest.fixture(scope="module", params=RECIPES, ids=IDS)
+@pytest.fixture(scope="module", params=TRAINING_METHODS, ids=IDS)
 def few_run(
     request: pytest.FixtureRequest, train: Train, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[Event], dict[str, Any]]:
-    """A finished run of each training method with its events and options; tests don't change it."""
+    """A finished run per training method, with its events and options. Tests don't change it."""
     events: list[Event] = []
     folder = tmp_path_factory.mktemp("runs") / "few"
     return train(folder, emit=events.append, **request.param), events, request.param
@@ -88,12 +88,12 @@ def few_run(
 FewRun = tuple[Path, list[Event], dict[str, Any]]
 
 
-def test_the_recipe_is_said_once_and_the_run_has_all_its_files(few_run: FewRun) -> None:
+def test_training_method_is_reported_once(few_run: FewRun) -> None:
     run, events, options = few_run
     words = "frozen encoder" if options else "few-shot, because there are only 4"
     infos = [event.message for event in events if isinstance(event, Info)]
-    [recipe] = [message for message in infos if message.startswith("training method: ")]
-    assert words in recipe
+    [method] = [message for message in infos if message.startswith("training method: ")]
+    assert words in method
     steps = 0 if options else STEPS
     assert len([event for event in events if isinstance(event, Step)]) == steps
     results = read_json(run / "all_results.json")
@@ -106,8 +106,8 @@ def test_the_recipe_is_said_once_and_the_run_has_all_its_files(few_run: FewRun) 
 
 
 @pytest.mark.parametrize("stop", [(Step, 3), slow((Step, STEPS)), slow((Stage, "test"))])
-@pytest.mark.parametrize("few_run", RECIPES[:1], ids=IDS[:1], indirect=True)
-def test_a_run_stopped_within_the_contrastive_steps_resumes_bit_for_bit(
+@pytest.mark.parametrize("few_run", TRAINING_METHODS[:1], ids=IDS[:1], indirect=True)
+def test_run_stopped_during_contrastive_training_resumes_bit_identically(
     stop: tuple[Any, Any], few_run: FewRun, train: Train, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -133,7 +133,9 @@ def test_a_run_stopped_within_the_contrastive_steps_resumes_bit_for_bit(
     ],
     ids=lambda options: " ".join(options),
 )
-def test_it_goes_with_other_options(options: dict[str, Any], train: Train, tmp_path: Path) -> None:
+def test_few_shot_training_can_be_combined_with_other_options(
+    options: dict[str, Any], train: Train, tmp_path: Path
+) -> None:
     run = train(tmp_path / "run", **options)
     results = read_json(run / "all_results.json")
     assert results["eval_kind"] == "cross-validated"
@@ -144,9 +146,9 @@ def test_it_goes_with_other_options(options: dict[str, Any], train: Train, tmp_p
 @pytest.mark.parametrize(
     "labels",
     [lambda n: f"{n / 7:.3f}", lambda n: "a|b" if n % 3 else "c"],
-    ids=["numbers", "several labels"],
+    ids=["regression", "multi-label"],
 )
-def test_heads_of_numbers_and_of_several_labels_are_solved_over_a_frozen_encoder(
+def test_linear_head_fits_regression_and_multi_label(
     labels: Callable[[int], str], train: Train, tmp_path: Path
 ) -> None:
     for name, rows in (("train", range(60)), ("test", range(60, 80))):
@@ -163,7 +165,7 @@ def test_heads_of_numbers_and_of_several_labels_are_solved_over_a_frozen_encoder
 
 
 @pytest.mark.parametrize("options", [slow({}), {"train_layers": 1}], ids=["full", "last layer"])
-def test_a_head_also_learns_from_unlabeled_texts(
+def test_head_also_learns_from_unlabeled_texts(
     options: dict[str, Any], train: Train, tmp_path: Path
 ) -> None:
     texts = tmp_path / "new.txt"
@@ -182,15 +184,15 @@ def test_a_head_also_learns_from_unlabeled_texts(
     assert have_same_bits(weights_of(tmp_path / "run"), weights_of(again))
 
 
-def test_a_run_that_resumes_behind_its_steps_still_reports_the_unlabeled_texts(
+def test_run_resumed_after_its_last_step_reports_unlabeled_texts(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def be_stopped(*_: Any, **__: Any) -> None:
+    def stop_with_ctrl_c(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     options = {"unlabeled": {"body": [f"what is the {thing} of it?" for thing in THINGS]}}
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "finish", be_stopped)
+        patch.setattr(Run, "finish", stop_with_ctrl_c)
         with pytest.raises(InterruptionError):
             train(tmp_path / "run", **options)
     events: list[Event] = []
@@ -201,7 +203,7 @@ def test_a_run_that_resumes_behind_its_steps_still_reports_the_unlabeled_texts(
     assert "Unlabeled texts" in (tmp_path / "run/report.html").read_text()
 
 
-def test_texts_that_no_head_learns_from_are_reported(train: Train, tmp_path: Path) -> None:
+def test_unused_unlabeled_texts_are_reported(train: Train, tmp_path: Path) -> None:
     texts = tmp_path / "new.txt"
     texts.write_text("what is it?\nwhere is it?\n")
     events: list[Event] = []
@@ -209,7 +211,7 @@ def test_texts_that_no_head_learns_from_are_reported(train: Train, tmp_path: Pat
     assert was_emitted(events, WarningMessage, "unlabeled has no effect")
 
 
-def test_a_variant_with_a_frozen_encoder_trains_on_no_names(tiny_folder: Path) -> None:
+def test_variant_with_a_frozen_encoder_ignores_class_names(tiny_folder: Path) -> None:
     shared = prepare_tiny(tiny_folder, contrastive="on")
     assert "names" in shared.examples
     options = {"contrastive": "auto", "freeze_core": True, "fit_head": "on"}
@@ -225,7 +227,7 @@ DESCRIPTIONS = {name: question.format("a city") for name, question in CLASSES.it
     [{"train_layers": 1}, slow({"long_texts": "windows", "max_length": 8, "stride": 2})],
     ids=lambda options: " ".join(options),
 )
-def test_descriptions_of_classes_are_training_rows(
+def test_class_descriptions_are_training_rows(
     options: dict[str, Any], train: Train, tmp_path: Path
 ) -> None:
     events: list[Event] = []
@@ -246,7 +248,7 @@ def test_descriptions_of_classes_are_training_rows(
         *map(slow, sorted({one["config"]["model_type"] for one in read_encoders()} - {"bert"})),
     ],
 )
-def test_each_listed_architecture_learns_from_few_labels_by_the_mean_of_the_tokens(
+def test_each_listed_architecture_uses_mean_pooling_in_few_shot_training(
     architecture: str, train: Train, tmp_path: Path
 ) -> None:
     source = save_tiny_model(tmp_path / "source", architecture)
@@ -306,7 +308,7 @@ def test_each_listed_architecture_learns_from_few_labels_by_the_mean_of_the_toke
     ],
     ids=["default", "few-shot", "fitted head", "gradient descent"],
 )  # fmt: skip
-def test_options_that_the_training_method_does_not_read_are_reported(
+def test_options_without_effect_on_the_training_method_are_reported(
     options: dict[str, Any], unread: list[str], tables: dict[str, str], tiny_folder: Path
 ) -> None:
     events: list[Event] = []

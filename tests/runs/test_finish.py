@@ -1,4 +1,4 @@
-"""The files of a finished run, its calibration, and texts longer than the input of the model."""
+"""Files and results of finished runs, calibration, and texts longer than the model input."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from finetune.runs.folder import RunFolder
 from finetune.runs.results import read_results
 
 
-def test_a_run_leaves_all_that_it_should_and_nothing_else(finished_run: Path) -> None:
+def test_finished_run_contains_exactly_the_documented_files(finished_run: Path) -> None:
     files = "config.yaml manifest.json environment.json metrics.jsonl warnings.jsonl model"
     files += " predictions.jsonl all_results.json report.html"
     assert {path.name for path in finished_run.iterdir()} == {*files.split()}
@@ -27,7 +27,7 @@ def test_a_run_leaves_all_that_it_should_and_nothing_else(finished_run: Path) ->
     assert unfinished_files(finished_run) == []
 
 
-def test_the_results_have_the_names_that_trainer_gives_them(finished_run: Path) -> None:
+def test_result_keys_match_transformers_trainer(finished_run: Path) -> None:
     results = read_json(finished_run / "all_results.json")
     names = "epoch train_samples train_loss train_runtime train_samples_per_second"
     names += " train_steps_per_second eval_samples eval_loss eval_accuracy"
@@ -43,7 +43,7 @@ def test_the_results_have_the_names_that_trainer_gives_them(finished_run: Path) 
 
 
 @pytest.mark.parametrize("options", [{"max_steps": 1}, {"fit_head": "on"}, {}])
-def test_the_speed_counts_the_examples_that_were_trained_on(
+def test_speed_counts_only_trained_examples(
     options: dict[str, Any], tiny_folder: Path, tmp_path: Path
 ) -> None:
     few: dict[str, Any] = {"max_train_samples": 17, "batch_size": 32, "freeze_core": True}
@@ -52,9 +52,7 @@ def test_the_speed_counts_the_examples_that_were_trained_on(
     assert trained == pytest.approx(17 * results["global_step"])
 
 
-def test_a_pipeline_that_truncates_reads_as_much_of_a_long_text(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
+def test_pipeline_truncates_long_texts_like_the_run(tiny_folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_length": 12, "long_texts": "truncate"}
     run_tiny(tmp_path / "run", model=tiny_folder, **options)
     texts = ["who wrote the book of animals " + "where is the river " * 98, *TEXTS]
@@ -84,7 +82,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> tuple[P
     return parent / "calibrated", parent / "plain"
 
 
-def test_the_predictions_are_those_of_the_run_without(runs: tuple[Path, Path]) -> None:
+def test_calibration_keeps_predictions_and_improves_probabilities(runs: tuple[Path, Path]) -> None:
     calibrated, plain = (read_jsonl(run / "predictions.jsonl") for run in runs)
     assert [row["predicted"] for row in calibrated] == [row["predicted"] for row in plain]
     assert [row["probability"] for row in calibrated] != [row["probability"] for row in plain]
@@ -113,14 +111,14 @@ WINDOWS: dict[str, Any] = {
 }
 
 
-def test_evaluating_reads_the_windows_of_the_run(tiny_folder: Path, tmp_path: Path) -> None:
+def test_evaluate_uses_the_windows_of_the_run(tiny_folder: Path, tmp_path: Path) -> None:
     run_tiny(tmp_path / "run", model=tiny_folder, **WINDOWS)
     results = read_json(tmp_path / "run" / "all_results.json")
     scores = finetune.evaluate(tmp_path / "run", device="cpu").scores
     assert scores.to_json()["loss"] == pytest.approx(results["test_loss"], abs=1e-6)
 
 
-def test_pairs_and_strides_as_long_as_a_window_are_refused(tiny_folder: Path) -> None:
+def test_windows_reject_pairs_and_large_strides(tiny_folder: Path) -> None:
     text_model = prepare_tiny(tiny_folder, max_train_samples=8).text_model
     with pytest.raises(ConfigurationError, match="windows can't be used with sentence pairs"):
         text_model.encode(["a"], ["b"], max_length=10, stride=2)

@@ -1,4 +1,4 @@
-"""The folder of a run: created, locked, overwritten, opened and read."""
+"""Creating, locking and opening run folders."""
 
 import subprocess
 import sys
@@ -23,22 +23,22 @@ def make_run(path: Path, content: str = "training: {}\n") -> RunFolder:
     return folder
 
 
-def content_of(path: Path) -> list[str]:
+def list_entries(path: Path) -> list[str]:
     return sorted(str(entry.relative_to(path)) for entry in path.rglob("*"))
 
 
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
-def test_new_folder_is_deleted_with_its_parents_when_nothing_came_of_it(
+def test_new_folder_and_its_parents_are_deleted_after_an_error(
     tmp_path: Path, error: type[BaseException]
 ) -> None:
     with pytest.raises(error), RunFolder(tmp_path / "runs" / "first").make(overwrite=False):
         raise error
 
-    assert content_of(tmp_path) == []
+    assert list_entries(tmp_path) == []
 
 
 @pytest.mark.parametrize("runs", [8, pytest.param(200, marks=pytest.mark.slow)])
-def test_folders_created_at_once_differ(
+def test_folders_created_concurrently_have_different_names(
     tmp_path: Path, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -60,7 +60,7 @@ def test_folders_created_at_once_differ(
     assert names == {name, *(f"{name}-{number}" for number in range(2, runs + 1))}
 
 
-def test_lock_of_a_killed_process_stops_nobody(tmp_path: Path) -> None:
+def test_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:
     make_run(tmp_path)
     code = (
         "import time; from pathlib import Path; from finetune.runs.folder import RunFolder\n"
@@ -85,7 +85,7 @@ def test_lock_of_a_killed_process_stops_nobody(tmp_path: Path) -> None:
     ["{", "[]", '{"seeds": [], "best": null}', '{"seeds": ["a"], "best": null}',
      '{"seeds": [1], "best": "../other"}', '{"seeds": [1], "best": []}'],
 )  # fmt: skip
-def test_a_file_that_makes_no_sense_is_named(content: str, tmp_path: Path) -> None:
+def test_invalid_table_of_runs_is_reported(content: str, tmp_path: Path) -> None:
     SeveralFolder(tmp_path, "seeds").table_file.write_text(content)
     with pytest.raises(NotARunError, match=r"seeds\.json is missing or can't be read"):
         open_run_folder(tmp_path)
@@ -95,6 +95,6 @@ def test_a_file_that_makes_no_sense_is_named(content: str, tmp_path: Path) -> No
     ("data", "name"),
     [("some/rows.csv", "rows"), ("hub:acme/rows@refs/pr/1", "rows"), ("trec", "trec")],
 )
-def test_the_run_folder_is_named_after_the_data(data: str, name: str) -> None:
+def test_default_folder_name_contains_the_data_source(data: str, name: str) -> None:
     config = Config(data=DataConfig(data=data))
     assert RunRequest(config).default_name == f"{name}-bert-base-uncased-full"

@@ -1,4 +1,4 @@
-"""A cross-validation: every row is predicted by a model that has not seen it."""
+"""Cross-validation, in which each row is predicted by a model that wasn't trained on it."""
 
 import shutil
 from pathlib import Path
@@ -32,7 +32,7 @@ def run_folds(folder: Path, *, model: Path, folds: int = 3, **options: Any) -> S
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve rows; the last two have the text of the first."""
+    """Twelve rows, followed by two rows with the text of the first."""
     path = tmp_path_factory.mktemp("data") / "table.csv"
     path.write_text("\n".join(["text,label", *ROWS, ROWS[0], ROWS[0].replace("odd", "even")]))
     return path
@@ -40,7 +40,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folds(tiny_folder: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cross-validation whose last two folds were trained in another process."""
+    """A cross-validation whose last two folds were trained after an interruption."""
     folder = tmp_path_factory.mktemp("folds") / "three"
 
     def stop_at_the_second(event: Event) -> None:
@@ -52,24 +52,24 @@ def folds(tiny_folder: Path, table: Path, tmp_path_factory: pytest.TempPathFacto
     assert f"--folds 3 --resume-from-checkpoint {folder}" in caught.value.remedy
     events: list[Event] = []
     finetune.run(folds=3, resume_from_checkpoint=str(folder), emit=events.append)
-    begun = [one.message for one in events if isinstance(one, Info) and one.message[:5] == "fold "]
-    assert begun == ["fold 2, 2 of 3", "fold 3, 3 of 3"]
+    started = [
+        one.message for one in events if isinstance(one, Info) and one.message[:5] == "fold "
+    ]
+    assert started == ["fold 2, 2 of 3", "fold 3, 3 of 3"]
     return folder
 
 
-def test_a_fold_without_validation_rows_does_not_stop_early(folds: Path) -> None:
+def test_fold_without_validation_rows_does_not_stop_early(folds: Path) -> None:
     config = SeveralFolder(folds, "folds").run(1).read_config()
     assert config.training.early_stopping_patience == 0
 
 
-def test_every_row_is_predicted_once_by_a_model_that_was_trained_without_its_text(
-    folds: Path,
-) -> None:
+def test_each_row_is_predicted_once_by_a_model_trained_without_its_text(folds: Path) -> None:
     rows = read_jsonl(folds / "predictions.jsonl")
     assert [row["row"] for row in rows] == [*range(2, 16)]
     assert [f"{row['text']},{row['label']}" for row in rows[:12]] == ROWS
     assert rows[0]["fold"] == rows[12]["fold"] == rows[13]["fold"]
-    # All texts are one of three, with a number.
+    # The texts are three sentences with different numbers.
     assert all(row["near_duplicate"] for row in rows)
     assert read_json(folds / "folds.json")["test"]["distinct"] == {"samples": 0}
     assert sorted({row["fold"] for row in rows}) == [1, 2, 3]
@@ -82,7 +82,7 @@ def test_every_row_is_predicted_once_by_a_model_that_was_trained_without_its_tex
         assert (content["test_samples"], content["train_samples"]) == (len(own), 14 - len(own))
 
 
-def test_folds_that_were_killed_at_the_end_are_completed(folds: Path, tmp_path: Path) -> None:
+def test_folds_killed_at_the_end_are_completed(folds: Path, tmp_path: Path) -> None:
     late = shutil.copytree(folds, tmp_path / "late")
     for name in ("predictions.jsonl", "report.html"):
         (late / name).unlink()
@@ -95,7 +95,7 @@ def test_folds_that_were_killed_at_the_end_are_completed(folds: Path, tmp_path: 
     assert (late / "report.html").exists()
 
 
-def test_models_of_folds_are_not_kept_unless_they_are_wanted(
+def test_fold_models_are_kept_only_with_keep_models(
     folds: Path, tiny_folder: Path, table: Path, tmp_path: Path
 ) -> None:
     assert not (folds / "fold-1" / "model" / "model.safetensors").exists()
@@ -113,7 +113,7 @@ def test_models_of_folds_are_not_kept_unless_they_are_wanted(
     ("task", "labels"),
     [("multi", ["a|b", "b", "a", "a|c"]), ("regression", ["1.5", "2", "-3", "8"])],
 )
-def test_several_labels_and_numbers_of_pairs_are_cross_validated(
+def test_multi_label_and_regression_pairs_can_be_cross_validated(
     task: str, labels: list[str], tiny_folder: Path, tmp_path: Path
 ) -> None:
     lines = [f"row {number},other {number},{label}" for number, label in enumerate(labels * 3)]
@@ -127,7 +127,7 @@ def test_several_labels_and_numbers_of_pairs_are_cross_validated(
     assert read_jsonl(tmp_path / "folds" / "predictions.jsonl")[3]["text_pair"] == "other 3"
 
 
-def test_what_can_not_be_done_is_refused(
+def test_invalid_combinations_are_rejected(
     folds: Path, tiny_folder: Path, table: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match="has 3 folds, which can't become 4"):
@@ -143,7 +143,7 @@ def test_what_can_not_be_done_is_refused(
     assert not (tmp_path / "new").exists()
 
 
-def test_the_command_shows_folds_all_rows_and_classes_and_leaves_test_rows_alone(
+def test_command_reports_folds_and_ignores_test_rows(
     command: Command, tiny_folder: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "folds"

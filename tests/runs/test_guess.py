@@ -1,4 +1,4 @@
-"""The model that is guessed for a table, and the line about it."""
+"""The model guessed for a table, and the message about it."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def write(labels: list[str], *, text: str = "Where is it") -> None:
 
 
 def guess_model(**options: Any) -> tuple[str, str]:
-    """Return the model for the table, and what is printed about it."""
+    """Return the model guessed for the table, and the message about it."""
     events: list[Event] = []
     with sent_to(events.append):
         guessed = guess_options(load(file="table.csv", **options))
@@ -38,7 +38,7 @@ def guess_model(**options: Any) -> tuple[str, str]:
     return guessed.config.model.model, "\n".join(lines)
 
 
-def test_few_rows_get_a_sentence_encoder_and_many_rows_bert() -> None:
+def test_few_rows_select_a_sentence_encoder_and_many_rows_bert() -> None:
     write(["good", "bad"] * 100)
     few = "at most 100 rows per class on average: 90"
     assert guess_model() == ("minilm", f"guessed: --model minilm ({few})")
@@ -47,7 +47,7 @@ def test_few_rows_get_a_sentence_encoder_and_many_rows_bert() -> None:
     assert guess_model() == ("bert-base-uncased", f"guessed: --model bert-base-uncased ({many})")
 
 
-def test_a_model_that_was_chosen_stays() -> None:
+def test_model_set_by_the_user_is_kept() -> None:
     write(["good", "bad"] * 10)
     assert guess_model(model="roberta-base") == ("roberta-base", "")
     Path("mine.yaml").write_text("model: {max_length: 64}\ndata: {data: table.csv}\n")
@@ -56,7 +56,7 @@ def test_a_model_that_was_chosen_stays() -> None:
 
 
 @pytest.mark.parametrize("name", ["trec", "questions"])
-def test_datasets_by_name_keep_bert(name: str) -> None:
+def test_named_datasets_use_bert(name: str) -> None:
     assert guess_options(load(file=name)).config.model.model == "bert-base-uncased"
 
 
@@ -64,13 +64,13 @@ def test_datasets_by_name_keep_bert(name: str) -> None:
     ("labels", "task"),
     [([f"{n / 7:.3f}" for n in range(60)], "regression"), (["a|b", "b", "a|c"] * 20, "multi")],
 )
-def test_tasks_without_few_shot_training_keep_bert(labels: list[str], task: str) -> None:
+def test_tasks_without_few_shot_training_use_bert(labels: list[str], task: str) -> None:
     write(labels)
     model, line = guess_model()
     assert (model, line) == ("bert-base-uncased", f"guessed: --model {model} (the task is {task})")
 
 
-# A tenth is held out for testing, and with 1,000 rows another for validation.
+# 10% is held out for testing and, from 1,000 rows on, 10% for validation.
 @pytest.mark.parametrize(
     ("classes", "rows", "options"),
     [
@@ -82,7 +82,7 @@ def test_tasks_without_few_shot_training_keep_bert(labels: list[str], task: str)
         (10, 1_260, {}),
     ],
 )
-def test_few_rows_are_those_of_few_shot_training(
+def test_few_rows_have_the_same_limit_as_few_shot_training(
     classes: int, rows: int, options: dict[str, Any]
 ) -> None:
     write([f"class {number % classes}" for number in range(rows)])
@@ -94,9 +94,9 @@ def test_few_rows_are_those_of_few_shot_training(
     assert is_few_shot == (len(train) <= MAX_ROWS_PER_CLASS * classes)
 
 
-def test_unlabeled_texts_show_the_language_and_length_but_are_not_rows() -> None:
+def test_unlabeled_texts_determine_language_and_length_but_not_row_count() -> None:
     texts = [f"Die Lieferung kam zu spät {'für ' * 200}{number}," for number in range(900)]
-    rows = ["human,HUM", "location,LOC", "city,LOC"]  # as without labels: names of classes
+    rows = ["human,HUM", "location,LOC", "city,LOC"]  # class names, as in data without labels
     Path("table.csv").write_text("\n".join(["text,label", *rows, *texts]), encoding="utf-8")
     options = load(file="table.csv").config.data
     values = guess(load_data(options), options, model=None).values
@@ -113,9 +113,7 @@ def test_unlabeled_texts_show_the_language_and_length_but_are_not_rows() -> None
         ("ዕቃው ዘግይቶ ደረሰ", MULTILINGUAL, "xlm-roberta-base"),
     ],
 )
-def test_the_letters_and_the_language_of_the_texts_propose_a_model(
-    text: str, few: str, many: str
-) -> None:
+def test_suggested_model_depends_on_script_and_language(text: str, few: str, many: str) -> None:
     texts = pyarrow.chunked_array([[text] * 20])
     assert suggest_encoder(texts, has_few_rows=True) == few
     assert suggest_encoder(texts, has_few_rows=False) == many

@@ -1,4 +1,4 @@
-"""The journal of a run, and reports to experiment trackers."""
+"""The journal of a run, and experiment trackers."""
 
 import os
 import resource
@@ -27,7 +27,7 @@ VALIDATION = Validation(4, 0.5, {"accuracy": 0.75, "loss": 1.25}, is_best=True)
 
 
 def fake(name: str, *, fails_at: str = "") -> tuple[type, list[Any]]:
-    """Return Accelerate's tracker without its package, and a list of what it receives."""
+    """Return an Accelerate tracker without its package, and a list of its calls."""
     calls: list[Any] = []
 
     def method(called: str) -> Any:
@@ -44,14 +44,14 @@ def fake(name: str, *, fails_at: str = "") -> tuple[type, list[Any]]:
 
 
 def report(name: str, folder: Path) -> list[Event]:
-    """Report three events and the test metrics to a tracker; return the events passed on."""
+    """Report three events and the test metrics to a tracker, and return the events passed on."""
     config = Config(model=ModelConfig("tiny"), output=OutputConfig(report_to=name))  # type: ignore[arg-type]
-    seen: list[Event] = []
-    with sent_to(seen.append), tracked(config, RunFolder(folder)) as emit:
+    passed_on: list[Event] = []
+    with sent_to(passed_on.append), tracked(config, RunFolder(folder)) as emit:
         for event in (STEP, VALIDATION, STEP):
             emit(event)
         emit.report("test", {"accuracy": 0.5}, step=8, epoch=1.0)
-    return seen
+    return passed_on
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def report(name: str, folder: Path) -> list[Event]:
         ("mlflow", {"experiment_name": "finetune", "run_name": "trec"}),
     ],
 )
-def test_a_tracker_gets_names_options_and_metrics_as_from_the_trainer(
+def test_tracker_gets_the_same_names_and_metrics_as_from_trainer(
     name: str, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, calls = fake(name)
@@ -82,20 +82,20 @@ def test_a_tracker_gets_names_options_and_metrics_as_from_the_trainer(
 
 
 @pytest.mark.parametrize(("fails_at", "logged"), [("log", 0), ("finish", 4)])
-def test_a_tracker_that_fails_is_left_with_one_warning(
+def test_failing_tracker_is_disabled_with_one_warning(
     fails_at: str, logged: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, calls = fake("wandb", fails_at=fails_at)
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "wandb", kind)
-    seen = report("wandb", Path("runs/trec"))
-    (warning,) = [event for event in seen if isinstance(event, WarningMessage)]
+    passed_on = report("wandb", Path("runs/trec"))
+    (warning,) = [event for event in passed_on if isinstance(event, WarningMessage)]
     assert "wandb failed" in warning.message
     assert "no answer from the server" in warning.message
-    assert seen.count(STEP) == 2
+    assert passed_on.count(STEP) == 2
     assert [call[0] for call in calls[2:]] == ["log"] * logged
 
 
-def test_a_missing_package_is_named_before_anything_is_loaded(
+def test_missing_tracker_package_is_reported_before_loading(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accelerate_tracking, "_available_trackers", [])
@@ -104,7 +104,7 @@ def test_a_missing_package_is_named_before_anything_is_loaded(
     assert not (tmp_path / "r").exists()
 
 
-def test_tensorboard_reads_the_run_from_its_folder(
+def test_tensorboard_events_are_written_to_the_run_folder(
     command: Command, tiny_folder: Path, tmp_path: Path
 ) -> None:
     accumulators = pytest.importorskip(
@@ -127,13 +127,13 @@ def test_tensorboard_reads_the_run_from_its_folder(
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_a_tracker_leaves_the_environment_and_the_users_accelerator_alone(
+def test_tracker_keeps_the_environment_and_the_accelerator_of_the_user(
     own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     accelerate.PartialState._reset_state()
     accelerator = accelerate.Accelerator(cpu=True) if own else None
-    # From an incomplete launch.
+    # As after an incomplete launch.
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     before = dict(os.environ)
@@ -145,7 +145,7 @@ def test_a_tracker_leaves_the_environment_and_the_users_accelerator_alone(
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def test_a_full_disk_leaves_no_torn_row(tmp_path: Path) -> None:
+def test_full_disk_does_not_leave_incomplete_rows(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     emit = Journal()
     emit.open(folder)
@@ -164,14 +164,14 @@ def test_a_full_disk_leaves_no_torn_row(tmp_path: Path) -> None:
     assert [row["step"] for row in read_jsonl(folder.metrics_file)] == [1, 2, 3]
 
 
-def test_warnings_from_before_and_after_a_run_has_a_folder_are_kept_once(tmp_path: Path) -> None:
+def test_warnings_before_and_after_folder_creation_are_saved_once(tmp_path: Path) -> None:
     folder, emitted = RunFolder(tmp_path), list[Event]()
     early, late = WarningMessage("some texts are cut", remedy="read all"), WarningMessage("slow")
     with sent_to(emitted.append):
         journal = Journal()
     journal(early)
     assert read_warnings(folder) == ()
-    journal_of_other = journal.copy()
+    copied_journal = journal.copy()
     journal.open(folder)
     for event in (Info("training"), late, early):
         journal(event)
@@ -179,5 +179,5 @@ def test_warnings_from_before_and_after_a_run_has_a_folder_are_kept_once(tmp_pat
     assert read_warnings(folder) == [early, late]
     other = RunFolder(tmp_path / "other")
     other.path.mkdir()
-    journal_of_other.open(other)
+    copied_journal.open(other)
     assert read_warnings(other) == [early]

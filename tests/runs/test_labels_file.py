@@ -1,4 +1,4 @@
-"""Estimates on the table of ``finetune label`` use the rows that were drawn at random."""
+"""Estimates on a table of ``finetune label`` use only randomly drawn rows."""
 
 import csv
 from pathlib import Path
@@ -14,7 +14,7 @@ PLAIN = ["--num-train-epochs", "1", "--max-train-samples", "1000"]
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty chosen rows with random labels, and twenty rows drawn at random."""
+    """Forty rows selected by the model with arbitrary labels, and twenty randomly drawn rows."""
     path = tmp_path_factory.mktemp("labels") / "texts.labels.csv"
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -27,7 +27,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_run_gives_the_reason_and_proposes_no_folds(
+def test_run_explains_the_test_rows_without_suggesting_folds(
     table: Path, tiny_folder: Path, tmp_path: Path, command: Command
 ) -> None:
     arguments = ["--model", tiny_folder, "--device", "cpu", "--output-dir", tmp_path / "run"]
@@ -44,7 +44,7 @@ def test_a_run_gives_the_reason_and_proposes_no_folds(
     assert "20 rows of" in outcome.errors
 
 
-def test_a_table_without_random_rows_is_no_estimate(
+def test_table_without_random_rows_gives_no_estimate(
     table: Path, tiny_folder: Path, tmp_path: Path, command: Command
 ) -> None:
     chosen = tmp_path / "texts.labels.csv"
@@ -60,7 +60,7 @@ def test_a_table_without_random_rows_is_no_estimate(
     )
 
 
-def test_folds_test_only_the_random_rows(
+def test_folds_test_only_random_rows(
     table: Path, tiny_folder: Path, tmp_path: Path, command: Command
 ) -> None:
     options = flags(model=tiny_folder, output_dir=tmp_path / "folds", data=table) + PLAIN

@@ -1,4 +1,4 @@
-"""Runs with LoRA: what is trained, saved and rejected."""
+"""Runs with LoRA."""
 
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ LORA: dict[str, Any] = {"lora_rank": 4, "contrastive": "off", "learning_rate": 1
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """A finished run with LoRA; tests don't change it."""
+    """A finished run with LoRA. Tests don't change it."""
     path = tmp_path_factory.mktemp("lora") / "run"
     run_tiny(path, model=tiny_folder, **LORA)
     return path
 
 
-def test_the_adapter_is_pushed_alone_if_that_is_wanted(
+def test_adapter_option_pushes_only_the_adapter(
     run: Path, finished_run: Path, command: Command
 ) -> None:
     pushed = command("push", run, "ada/demo", "--dry-run", "--adapter").output
@@ -30,7 +30,7 @@ def test_the_adapter_is_pushed_alone_if_that_is_wanted(
     )
 
 
-def test_without_peft_a_line_says_what_to_install(
+def test_missing_peft_is_reported_with_its_install_command(
     tiny_folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lora, "is_installed", lambda: False)

@@ -1,4 +1,4 @@
-"""The manifest of a run, and how later commands compare it with the data."""
+"""The manifest of a run, and the checks that later commands make with it."""
 
 import shutil
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def change_tokenizer(model: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "part"), [(change_weights, "weights"), (change_tokenizer, "tokenizer")]
 )
-def test_a_model_that_has_changed_is_noticed(
+def test_changed_model_is_detected(
     change: Callable[[Path], None], part: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
     model = shutil.copytree(tiny_folder, tmp_path / "model")
@@ -40,10 +40,10 @@ def test_a_model_that_has_changed_is_noticed(
 
 @pytest.mark.parametrize(
     ("recorded", "variable", "expected"),
-    # The environment variable takes precedence; at most one thread per core.
+    # The environment variable takes precedence, and there is at most one thread per core.
     [(2, None, 2), (2, "1", 1), (10_000, None, 2), (None, None, 1)],
 )
-def test_a_resumed_run_computes_with_the_threads_it_began_with(
+def test_resumed_run_uses_its_original_number_of_threads(
     recorded: int | None, variable: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)

@@ -1,4 +1,4 @@
-"""Whole runs without labels: names of classes and unlabeled texts make a model."""
+"""Runs without labels, on class names and unlabeled texts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +26,7 @@ Train = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table of 24 texts, with a column that looks like labels and is none."""
+    """A table of 24 texts, with a column that looks like labels but isn't the label."""
     path = tmp_path_factory.mktemp("texts") / "tickets.csv"
     rows = [f"{n},{text},{('mail', 'phone')[n % 2]}" for n, (text, _) in enumerate(ROWS)]
     path.write_text("\n".join(["id,body,channel", *rows]))
@@ -35,7 +35,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def train(table: Path, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
-    """A function that makes a model of the table, and returns the run folder."""
+    """A function that trains on the table and returns the run folder."""
 
     def train_one(**options: Any) -> Path:
         folder = tmp_path_factory.mktemp("runs") / "run"
@@ -49,11 +49,11 @@ def train(table: Path, tiny_folder: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def run(train: Train) -> Path:
-    """A finished run without labels; tests don't change it."""
+    """A finished run without labels. Tests don't change it."""
     return train(classes=CLASSES)
 
 
-def test_the_results_show_texts_of_each_class_and_claim_no_accuracy(run: Path) -> None:
+def test_results_show_texts_of_each_class_without_claiming_accuracy(run: Path) -> None:
     results = read_json(run / "all_results.json")
     unlabeled = results["details"]["no_labels"]
     assert unlabeled["texts"] == len(ROWS)
@@ -70,7 +70,7 @@ def test_the_results_show_texts_of_each_class_and_claim_no_accuracy(run: Path) -
     assert shown[0] in report
 
 
-def test_the_output_says_how_to_measure_the_accuracy(
+def test_output_suggests_how_to_measure_the_accuracy(
     run: Path, table: Path, tiny_folder: Path, tmp_path: Path, command: Command
 ) -> None:
     arguments = ("--classes", CLASSES, "--model", tiny_folder, "--device", "cpu")
@@ -84,7 +84,7 @@ def test_the_output_says_how_to_measure_the_accuracy(
     assert (listed.code, "finished" in listed.output) == (0, True)
 
 
-def test_a_pipeline_predicts_as_the_run_does(run: Path) -> None:
+def test_pipeline_predicts_like_the_run(run: Path) -> None:
     texts = [text for text, _ in ROWS]
     classify = pipeline("text-classification", model=str(run / "model"))
     for answer, expected in zip(finetune.predict(run, texts), classify(texts), strict=True):
@@ -92,7 +92,7 @@ def test_a_pipeline_predicts_as_the_run_does(run: Path) -> None:
         assert answer.probability == pytest.approx(expected["score"], abs=1e-4)
 
 
-def test_a_test_file_with_labels_is_scored(train: Train, run: Path, tmp_path: Path) -> None:
+def test_labeled_test_file_is_scored(train: Train, run: Path, tmp_path: Path) -> None:
     labeled = tmp_path / "test.csv"
     labeled.write_text("\n".join(["body,label", *(f"{text},{name}" for text, name in ROWS)]))
     tested = train(classes=CLASSES, test_file=str(labeled))
@@ -102,7 +102,7 @@ def test_a_test_file_with_labels_is_scored(train: Train, run: Path, tmp_path: Pa
     assert finetune.evaluate(run, data=str(labeled)).scores.samples == len(ROWS)
 
 
-def test_descriptions_replace_names_and_those_of_one_class_are_averaged(
+def test_class_descriptions_replace_names_and_are_averaged(
     train: Train, run: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "classes.csv"
@@ -115,9 +115,7 @@ def test_descriptions_replace_names_and_those_of_one_class_are_averaged(
     assert not have_same_bits(weights_of(run), weights_of(described))
 
 
-def test_python_takes_lists_of_texts_and_classes_and_a_dict_of_descriptions(
-    train: Train, run: Path
-) -> None:
+def test_python_api_accepts_lists_of_texts_and_classes_and_a_dict(train: Train, run: Path) -> None:
     texts = [text for text, _ in ROWS]
     assert have_same_bits(weights_of(run), weights_of(train(data=texts, classes=[*KINDS])))
     described = train(data=texts, class_descriptions={name: ["a", name] for name in KINDS})
@@ -126,14 +124,14 @@ def test_python_takes_lists_of_texts_and_classes_and_a_dict_of_descriptions(
         train(data=texts, classes=["a, b", "c"])
 
 
-def test_a_stopped_run_resumes_with_the_same_bits(
+def test_stopped_run_resumes_bit_identically(
     train: Train, run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def be_stopped(*_: Any, **__: Any) -> None:
+    def stop_with_ctrl_c(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "finish", be_stopped)
+        patch.setattr(Run, "finish", stop_with_ctrl_c)
         with pytest.raises(InterruptionError):
             train(classes=CLASSES, output_dir=str(tmp_path / "run"))
     finetune.run(resume_from_checkpoint=tmp_path / "run")
@@ -152,14 +150,14 @@ def test_a_stopped_run_resumes_with_the_same_bits(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_what_needs_labels_is_an_error(
+def test_options_that_need_labels_are_rejected(
     options: dict[str, Any], error: type[Exception], words: str, train: Train
 ) -> None:
     with pytest.raises(error, match=words):
         train(**({"classes": CLASSES} | options))
 
 
-def test_options_of_training_have_no_effect(train: Train) -> None:
+def test_training_options_are_reported_as_without_effect(train: Train) -> None:
     events: list[Event] = []
     train(classes=CLASSES, class_weights="balanced", learning_rate=1e-3, emit=events.append)
     assert was_emitted(events, WarningMessage, "class-weights has no effect without labels")
@@ -169,7 +167,7 @@ def test_options_of_training_have_no_effect(train: Train) -> None:
 @pytest.mark.parametrize(
     ("column", "labels"), [("label", ["", "", ""]), ("rating", [1, 2, 3]), ("row", ["", "", ""])]
 )
-def test_columns_without_classes_are_no_labels(
+def test_columns_without_classes_are_not_labels(
     column: str, labels: list[Any], train: Train
 ) -> None:
     events: list[Event] = []
@@ -187,7 +185,7 @@ def test_columns_without_classes_are_no_labels(
         ("kind", ["Billing", "Login", "Refund"], {"class_descriptions": KINDS}, "are not classes"),
     ],
 )
-def test_labels_that_differ_from_the_classes_are_an_error(
+def test_labels_that_differ_from_the_classes_are_rejected(
     column: str, labels: list[str], options: dict[str, Any], words: str, train: Train
 ) -> None:
     rows = {"text": [text for text, _ in ROWS], column: labels * 8}
@@ -195,7 +193,7 @@ def test_labels_that_differ_from_the_classes_are_an_error(
         train(data=rows, **options)
 
 
-def test_a_class_without_a_labeled_row_is_known_by_its_name_and_likely_texts(
+def test_class_without_labeled_rows_is_learned_from_its_name(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen: list[Examples] = []

@@ -1,4 +1,4 @@
-"""Memory that runs out in a run, an evaluation or a prediction; a text says so, as PyTorch does."""
+"""Out-of-memory errors in training, evaluation and prediction, simulated with PyTorch messages."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ MANY = 10_000
 
 @contextmanager
 def memory_for(*, training_examples: int = MANY, evaluation_examples: int = MANY) -> Iterator[None]:
-    """Make PyTorch raise out-of-memory errors for batches with more examples."""
+    """Make PyTorch raise out-of-memory errors for batches above these sizes."""
 
     def check(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         most = training_examples if torch.is_grad_enabled() else MANY
@@ -43,12 +43,12 @@ def memory_for(*, training_examples: int = MANY, evaluation_examples: int = MANY
 
 
 def warnings_of(emitted: list[Event]) -> list[str]:
-    """Return the events about memory; the questions also contain a few long texts."""
+    """Return the warnings about memory. The questions also cause warnings about long texts."""
     messages = [event.message for event in emitted if isinstance(event, WarningMessage)]
     return [message for message in messages if "memory" in message]
 
 
-def test_a_run_continues_with_the_weights_of_one_with_smaller_batches(
+def test_run_continues_with_smaller_batches_and_equal_weights(
     model_without_dropout: Path, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"model": model_without_dropout, "effective_batch_size": 16}
@@ -70,7 +70,7 @@ def test_a_run_continues_with_the_weights_of_one_with_smaller_batches(
     assert read_json(tmp_path / "run" / "all_results.json")["train_batch_size"] == 4
 
 
-def test_an_evaluation_continues_with_smaller_batches(tiny_folder: Path, tmp_path: Path) -> None:
+def test_evaluation_continues_with_smaller_batches(tiny_folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_train_samples": 32}
     whole = train_tiny(tmp_path / "whole", model=tiny_folder, **options)
     expected = finish_run(whole)
@@ -94,7 +94,7 @@ def test_an_evaluation_continues_with_smaller_batches(tiny_folder: Path, tmp_pat
 
 
 @pytest.mark.parametrize("examples", ["training_examples", "evaluation_examples"])
-def test_one_example_that_does_not_fit_ends_the_run_with_a_remedy(
+def test_single_example_that_does_not_fit_ends_the_run_with_a_remedy(
     examples: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
     with (
@@ -106,7 +106,7 @@ def test_one_example_that_does_not_fit_ends_the_run_with_a_remedy(
     assert "--max-length" in raised.value.remedy
 
 
-def test_memory_that_ran_out_elsewhere_asks_for_half_the_batch(
+def test_other_out_of_memory_errors_suggest_half_the_batch_size(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     inputs = prepare_tiny(tiny_folder, batch_size=16)

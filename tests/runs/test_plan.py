@@ -1,4 +1,4 @@
-"""The training method of a run, its number of steps, their examples and their learning rate."""
+"""The training method of a run, its steps and its resolved options."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from finetune.training.plan import TrainingMethod
         ({"max_train_samples": 33, "num_train_epochs": 1}, 3, 3),
     ],
 )
-def test_steps_follow_from_epochs_rows_and_max_steps(
+def test_steps_depend_on_epochs_rows_and_max_steps(
     options: dict[str, Any], steps_per_epoch: int, total_steps: int, tiny_folder: Path
 ) -> None:
     inputs = prepare_tiny(tiny_folder, **options)
@@ -43,7 +43,7 @@ def test_steps_follow_from_epochs_rows_and_max_steps(
     assert plan.real_token_fraction(examples) == examples.lengths.sum() / tokens
 
 
-def test_the_configuration_keeps_what_was_chosen_by_default(
+def test_saved_config_contains_resolved_defaults(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tiny_folder.parent)
@@ -103,7 +103,7 @@ def choose(*, rows: int = 20, task: Task = TASK, **options: Any) -> TrainingMeth
     ],
     ids=str,
 )
-def test_the_method_depends_on_rows_mode_task_and_options_of_gradient_descent(
+def test_training_method_depends_on_rows_mode_task_and_options(
     options: dict[str, Any], expected: tuple[bool, bool]
 ) -> None:
     method = choose(**options)
@@ -122,16 +122,14 @@ def test_the_method_depends_on_rows_mode_task_and_options_of_gradient_descent(
     ],
     ids=str,
 )
-def test_an_option_that_cannot_be_used_is_one_that_was_set(
-    options: dict[str, Any], flag: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=f"{flag} on can't be used") as refused:
+def test_option_that_cannot_be_used_suggests_auto(options: dict[str, Any], flag: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{flag} on can't be used") as raised:
         choose(**options)
-    assert refused.value.remedy == f"use {flag} auto"
+    assert raised.value.remedy == f"use {flag} auto"
 
 
 @pytest.mark.parametrize("mode", [{}, {"freeze_core": True}])
-def test_several_ranks_take_plain_steps(
+def test_several_processes_use_gradient_descent(
     mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(distributed, "_current", distributed.Launch(0, 2))

@@ -1,4 +1,4 @@
-"""Runs with two processes give the same results as runs with one."""
+"""Runs with two processes give the same results as runs with one process."""
 
 import json
 import multiprocessing
@@ -80,7 +80,7 @@ class Runs:
         return {**QUICK, **self._options(mode), **place}
 
     def _stop_alone(self) -> None:
-        """Delete everything but the checkpoint of an epoch from a run with one process."""
+        """Interrupt a run with one process, which leaves the checkpoint of an epoch."""
         folder = self.together("resumed")
         with pytest.raises(ZeroDivisionError):
             run_tiny(
@@ -89,12 +89,12 @@ class Runs:
             )  # fmt: skip
 
 
-# Old versions of PyTorch and tokenizers print lines of their own.
+# Old PyTorch and tokenizers versions print these lines.
 LIBRARIES = re.compile(r"^(\[Gloo\]|The OrderedVocab ).*\n", re.MULTILINE)
 
 
 def launch(works: list[Work], used: Path, found: Path) -> list[tuple[int | None, str]]:
-    """Make runs in two processes with torchrun's environment; return exit codes and output."""
+    """Run in two processes with torchrun variables, and return the exit codes and output."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -126,7 +126,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, model_without_dropout: Path) 
     return Runs(tmp_path_factory.mktemp("processes"), model_without_dropout)
 
 
-def test_two_processes_write_one_run_each_time_and_print_nothing_of_their_own(runs: Runs) -> None:
+def test_two_processes_write_one_run_folder_without_extra_output(runs: Runs) -> None:
     assert runs.launched == [(0, ""), (0, "")]
     assert not list(runs.folder.rglob("*.partial"))
     folders = {folder.name for folder in (runs.folder / "together").iterdir()}
@@ -134,21 +134,21 @@ def test_two_processes_write_one_run_each_time_and_print_nothing_of_their_own(ru
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_losses_and_weights_of_two_processes_are_those_of_one(mode: str, runs: Runs) -> None:
+def test_losses_and_weights_of_two_processes_match_one_process(mode: str, runs: Runs) -> None:
     assert_same(runs.together(mode), runs.alone(mode))
 
 
-def test_a_step_for_which_one_process_has_no_memory_is_taken_again_by_both(runs: Runs) -> None:
+def test_both_processes_repeat_a_step_if_one_runs_out_of_memory(runs: Runs) -> None:
     assert_same(runs.together("short of memory"), runs.alone("full"))
     results = read_json(runs.together("short of memory") / "all_results.json")
     assert results["train_batch_size"] == QUICK["batch_size"] // 2 // 2
 
 
-def test_two_processes_resume_a_run_of_one(runs: Runs) -> None:
+def test_two_processes_resume_a_run_of_one_process(runs: Runs) -> None:
     assert_same(runs.together("resumed"), runs.alone("full"))
 
 
-def test_two_processes_score_and_predict_as_one_does(runs: Runs) -> None:
+def test_two_processes_evaluate_and_predict_like_one_process(runs: Runs) -> None:
     evaluation, results = json.loads(runs.found.read_text())
 
     expected = finetune.evaluate(runs.alone("full"), device="cpu").to_json()
@@ -161,9 +161,7 @@ def test_two_processes_score_and_predict_as_one_does(runs: Runs) -> None:
         assert result["probability"] == pytest.approx(answer.result["probability"], abs=TOLERANCE)
 
 
-def test_one_process_resumes_a_run_of_two_that_a_signal_to_the_second_has_stopped(
-    runs: Runs, tmp_path: Path
-) -> None:
+def test_one_process_resumes_a_run_of_two_stopped_by_a_signal(runs: Runs, tmp_path: Path) -> None:
     stopped = shutil.copytree(runs.together("stopped"), tmp_path / "stopped")
     assert [one.name for one in (stopped / "checkpoints").glob("step-*")] == ["step-3"]
 
@@ -174,7 +172,7 @@ def test_one_process_resumes_a_run_of_two_that_a_signal_to_the_second_has_stoppe
 
 @pytest.mark.cuda
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_two_gpus_have_the_losses_of_one(tmp_path: Path, model_without_dropout: Path) -> None:
+def test_losses_of_two_gpus_match_one_gpu(tmp_path: Path, model_without_dropout: Path) -> None:
     works = []
     for mode in ("full", "head"):
         options = {**MODES[mode], "max_train_samples": ROWS[mode], "device": "cuda"}

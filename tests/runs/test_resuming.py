@@ -1,4 +1,4 @@
-"""Runs that were stopped, by Ctrl-C or a kill, and resume with identical results."""
+"""Stopped and killed runs resume with identical results."""
 
 import json
 import shlex
@@ -33,7 +33,7 @@ def press_twice() -> None:
 
 
 SHORT: dict[str, Any] = {"max_train_samples": 32, "seed": 5}
-"""Two epochs of two steps; the second has the best model."""
+"""Two epochs of two steps, of which the second has the best model."""
 
 
 def stop_run(folder: Path, *, after_step: int, model: Path, **options: Any) -> None:
@@ -47,7 +47,7 @@ def files_of(run: Path) -> set[Path]:
 
 
 def assert_same_run(run: Path, other: Path) -> None:
-    """Compare everything that does not depend on time."""
+    """Compare everything that doesn't depend on time."""
     assert files_of(run) == files_of(other)
     assert have_same_bits(weights_of(run), weights_of(other))
     assert logged_metrics(run) == logged_metrics(other)
@@ -62,7 +62,7 @@ def assert_same_run(run: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """A run of four steps without interruption; tests don't change it."""
+    """A run of four steps without interruption. Tests don't change it."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     run_tiny(folder, model=tiny_folder, **SHORT)
     return folder
@@ -70,7 +70,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Pa
 
 @pytest.fixture(scope="module")
 def kept_stopped_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """The same run, stopped after its third step; tests don't change it."""
+    """The same run, stopped after its third step. Tests don't change it."""
     run = tmp_path_factory.mktemp("runs") / "stopped"
     stop_run(run, after_step=3, model=tiny_folder, **SHORT)
     return run
@@ -78,7 +78,7 @@ def kept_stopped_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path
 
 @pytest.fixture
 def stopped_run(kept_stopped_run: Path, tmp_path: Path) -> Path:
-    """A copy of the stopped run, which tests may change."""
+    """A copy of the stopped run that tests can change."""
     return shutil.copytree(kept_stopped_run, tmp_path / "stopped")
 
 
@@ -90,9 +90,9 @@ def stopped_run(kept_stopped_run: Path, tmp_path: Path) -> Path:
         pytest.param(at(Stage, "test", press_ctrl_c), {2, 4}, marks=pytest.mark.slow),
         (at(Stage, "report", press_ctrl_c), {2, 4}),
     ],
-    ids=["after an epoch", "at once", "while it evaluates", "before it writes its report"],
+    ids=["after an epoch", "immediately", "during evaluation", "before the report"],
 )
-def test_a_run_that_is_stopped_names_the_command_that_resumes_it_bit_for_bit(
+def test_stopped_run_suggests_a_command_that_resumes_bit_identically(
     emit: Emit, kept: set[int], whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "my runs" / "it's one"
@@ -110,7 +110,7 @@ def test_a_run_that_is_stopped_names_the_command_that_resumes_it_bit_for_bit(
     ("strategy", "emit", "kept"),
     [("no", at(Step, 3, press_ctrl_c), 3), ("time", at(Stage, "test", press_ctrl_c), 4)],
 )
-def test_a_run_without_checkpoints_still_keeps_one_when_it_is_stopped(
+def test_run_without_checkpoints_writes_one_when_stopped(
     strategy: str, emit: Emit, kept: int, whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -121,9 +121,7 @@ def test_a_run_without_checkpoints_still_keeps_one_when_it_is_stopped(
     assert have_same_bits(weights_of(run), weights_of(whole_run))
 
 
-def test_a_run_can_resume_with_checkpoints_every_n_steps(
-    stopped_run: Path, whole_run: Path
-) -> None:
+def test_run_can_resume_with_save_steps(stopped_run: Path, whole_run: Path) -> None:
     emitted: list[Event] = []
     finetune.run(resume_from_checkpoint=stopped_run, save_steps=1, emit=emitted.append)
     messages = [event.message for event in emitted if isinstance(event, WarningMessage)]
@@ -131,9 +129,7 @@ def test_a_run_can_resume_with_checkpoints_every_n_steps(
     assert have_same_bits(weights_of(stopped_run), weights_of(whole_run))
 
 
-def test_a_calibrated_model_that_is_stopped_is_not_calibrated_twice(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
+def test_stopped_run_is_not_calibrated_twice(tiny_folder: Path, tmp_path: Path) -> None:
     rows = [f"text {row} {row % 7},{1000 + row % 7}" for row in range(60)]
     (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows]))
     options: dict[str, Any] = {"data": str(tmp_path / "rows.csv"), "task": "regression"}
@@ -147,7 +143,7 @@ def test_a_calibrated_model_that_is_stopped_is_not_calibrated_twice(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_with_lora_holds_what_trains_and_is_resumed_bit_for_bit(
+def test_lora_checkpoint_contains_trained_weights_and_resumes_identically(
     tmp_path: Path, tiny_folder: Path
 ) -> None:
     options = {**SHORT, "lora_rank": 4, "lora_dropout": 0.1, "contrastive": "off"}
@@ -171,7 +167,7 @@ def test_a_checkpoint_with_lora_holds_what_trains_and_is_resumed_bit_for_bit(
         {"assignments": ["training.seed=7"]},
     ],
 )
-def test_what_would_make_another_run_of_it_is_refused(
+def test_resuming_rejects_changes_to_training_options(
     changes: dict[str, Any], kept_stopped_run: Path
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in kept_stopped_run.rglob("*")}
@@ -181,17 +177,17 @@ def test_what_would_make_another_run_of_it_is_refused(
     assert {path: path.stat().st_mtime_ns for path in kept_stopped_run.rglob("*")} == before
 
 
-def test_a_run_without_a_checkpoint_is_refused(stopped_run: Path) -> None:
+def test_run_without_a_checkpoint_is_rejected(stopped_run: Path) -> None:
     shutil.rmtree(stopped_run / "checkpoints")
     with pytest.raises(UsageError, match="no checkpoint") as raised:
         finetune.run(resume_from_checkpoint=stopped_run)
     assert "overwrite" in raised.value.remedy
 
 
-def test_a_finished_run_gives_its_results_again_and_is_left_as_it_is(
+def test_resuming_a_finished_run_returns_its_results_unchanged(
     finished_run: Path, tmp_path: Path
 ) -> None:
-    # A run in such a folder is no checkpoint.
+    # A run in a folder with this name is not a checkpoint.
     run = shutil.copytree(finished_run, tmp_path / "checkpoints" / "run")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     results = finetune.run(resume_from_checkpoint=run)
@@ -204,13 +200,13 @@ def test_a_finished_run_gives_its_results_again_and_is_left_as_it_is(
 
 
 @pytest.mark.parametrize("changes", [{"num_train_epochs": 3}, {"max_steps": 9}, {"seed": 7}])
-def test_a_finished_run_is_trained_further_from_its_model(
+def test_finished_run_suggests_further_training_from_its_model(
     changes: dict[str, Any], whole_run: Path
 ) -> None:
-    with pytest.raises(ConfigurationError, match="can't change when a run resumes") as refused:
+    with pytest.raises(ConfigurationError, match="can't change when a run resumes") as raised:
         finetune.run(resume_from_checkpoint=whole_run, **changes)
     command = f"finetune run {whole_run} --model {whole_run / 'model'}"
-    assert refused.value.remedy.endswith(f"train its model further: {command}")
+    assert raised.value.remedy.endswith(f"train its model further: {command}")
 
 
 @pytest.mark.parametrize(
@@ -232,12 +228,12 @@ def test_a_finished_run_is_trained_further_from_its_model(
     ],
     ids=str,
 )
-def test_the_model_of_a_run_trains_further_in_each_mode(
+def test_model_of_a_run_can_be_trained_further_in_each_mode(
     mode: dict[str, Any], tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     first = finetune.run(**QUICK | SHORT | mode, model=str(tiny_folder), output_dir=run)
-    # With this learning rate, the weights stay where they start.
+    # At this learning rate, the weights don't change.
     results = finetune.run(
         run, model=run / "model", learning_rate=1e-12, num_train_epochs=1, output_dir=tmp_path / "2"
     )
@@ -247,7 +243,7 @@ def test_the_model_of_a_run_trains_further_in_each_mode(
     assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
 
 
-def test_auto_starts_resumes_and_leaves_a_finished_run_alone(
+def test_auto_starts_or_resumes_a_run_and_keeps_a_finished_run(
     whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run, emitted = tmp_path / "run", list[Event]()
@@ -262,7 +258,7 @@ def test_auto_starts_resumes_and_leaves_a_finished_run_alone(
         run_tiny(run, **(options | {"seed": 7}))
 
 
-def test_auto_without_a_folder_resumes_the_newest_run_of_that_name(
+def test_auto_without_a_folder_resumes_the_newest_run_with_that_name(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -283,7 +279,7 @@ def test_auto_without_a_folder_resumes_the_newest_run_of_that_name(
     ],
     ids=str,
 )
-def test_the_checkpoint_before_a_damaged_one_is_used(
+def test_damaged_checkpoint_is_skipped_for_an_earlier_one(
     damage: str | dict[str, Any], whole_run: Path, stopped_run: Path
 ) -> None:
     newest = stopped_run / "checkpoints" / "step-3"
@@ -299,7 +295,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used(
     assert_same_run(stopped_run, whole_run)
 
 
-def test_a_configuration_that_was_edited_is_refused_with_all_changes(stopped_run: Path) -> None:
+def test_edited_config_is_rejected_with_all_changes(stopped_run: Path) -> None:
     config = stopped_run / "config.yaml"
     text = config.read_text()
     edited = text.replace("  seed: 5\n", "  seed: 6\n").replace(
@@ -307,14 +303,14 @@ def test_a_configuration_that_was_edited_is_refused_with_all_changes(stopped_run
     )
     # This option may change.
     config.write_text(edited.replace("  batch_size: 16", "  batch_size: 8"))
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as raised:
         finetune.run(resume_from_checkpoint=stopped_run)
-    assert "num_train_epochs is 9.0, but was 2.0; " in refused.value.message
-    assert "seed is 6, but was 5" in refused.value.message
-    assert " batch_size" not in refused.value.message
+    assert "num_train_epochs is 9.0, but was 2.0; " in raised.value.message
+    assert "seed is 6, but was 5" in raised.value.message
+    assert " batch_size" not in raised.value.message
 
 
-def test_a_stopped_run_without_its_manifest_is_refused(stopped_run: Path) -> None:
+def test_stopped_run_without_a_manifest_is_rejected(stopped_run: Path) -> None:
     (stopped_run / "manifest.json").unlink()
     with pytest.raises(NotARunError, match=r"manifest\.json"):
         finetune.run(resume_from_checkpoint=stopped_run)

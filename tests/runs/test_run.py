@@ -1,4 +1,4 @@
-"""Whole runs, from a configuration to a folder with a model."""
+"""Complete runs, from a configuration to a run folder."""
 
 import errno
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,7 @@ def config_text(run: Path) -> str:
     return (run / "config.yaml").read_text(encoding="utf-8")
 
 
-def test_the_same_seed_gives_the_same_bits_in_a_thread_too(
+def test_same_seed_gives_identical_bits_in_a_thread(
     finished_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     with ThreadPoolExecutor(1) as thread:
@@ -49,7 +49,7 @@ def test_the_same_seed_gives_the_same_bits_in_a_thread_too(
     ],
     ids=str,
 )
-def test_the_configuration_alone_makes_the_same_run_again_from_anywhere(
+def test_saved_config_reproduces_the_run_from_any_folder(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("finetune.training.plan.MIN_STEPS", 2)
@@ -58,7 +58,7 @@ def test_the_configuration_alone_makes_the_same_run_again_from_anywhere(
     elsewhere.mkdir()
     monkeypatch.chdir(home)
     save_tiny_model(Path("tiny"))
-    # Learning rate, weight decay and effective batch size have their defaults.
+    # Learning rate, weight decay and effective batch size keep their defaults.
     first: list[Event] = []
     finetune.run(
         data="questions", model="tiny", device="cpu", max_train_samples=20, output_dir="first",
@@ -74,7 +74,7 @@ def test_the_configuration_alone_makes_the_same_run_again_from_anywhere(
     assert have_same_bits(weights_of(elsewhere / "second"), weights_of(home / "first"))
 
 
-def test_a_loss_that_is_not_finite_names_the_texts_and_what_to_lower(
+def test_nonfinite_loss_reports_texts_and_suggests_a_lower_learning_rate(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     inputs = prepare_tiny(tiny_folder)
@@ -92,16 +92,16 @@ def test_a_loss_that_is_not_finite_names_the_texts_and_what_to_lower(
         raise name_of_class
 
 
-def test_each_stage_begins_and_ends_in_order(tiny_folder: Path, tmp_path: Path) -> None:
+def test_stages_start_and_end_in_order(tiny_folder: Path, tmp_path: Path) -> None:
     emitted: list[Event] = []
     run_tiny(tmp_path / "run", model=tiny_folder, max_steps=1, emit=emitted.append)
     stages = [event for event in emitted if isinstance(event, Stage)]
-    begun = [stage.name for stage in stages if stage.seconds is None]
-    assert " ".join(begun) == "data model tokenize features train saving test words report"
-    assert [stage.name for stage in stages if stage.seconds is not None] == begun
+    started = [stage.name for stage in stages if stage.seconds is None]
+    assert " ".join(started) == "data model tokenize features train saving test words report"
+    assert [stage.name for stage in stages if stage.seconds is not None] == started
 
 
-def test_an_error_about_a_file_elsewhere_does_not_blame_the_run_folder(
+def test_error_about_another_file_does_not_mention_the_run_folder(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     inputs, full = prepare_tiny(tiny_folder), OSError(errno.ENOSPC, "full", "/elsewhere/file")

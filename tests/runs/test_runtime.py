@@ -1,4 +1,4 @@
-"""Predictions in onnxruntime instead of PyTorch."""
+"""Predictions with onnxruntime instead of PyTorch."""
 
 import copy
 import json
@@ -91,7 +91,7 @@ def test_auto_uses_only_verified_files_of_the_same_weights(
 
 
 @pytest.mark.slow
-def test_auto_stays_in_pytorch_on_a_gpu_and_in_fast_bf16(
+def test_auto_uses_pytorch_on_a_gpu_and_for_fast_bf16(
     exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(exported)
@@ -110,7 +110,7 @@ def test_auto_stays_in_pytorch_on_a_gpu_and_in_fast_bf16(
 
 
 @pytest.mark.slow
-def test_commands_have_the_same_results_in_onnxruntime(exported: Path, command: Command) -> None:
+def test_commands_give_the_same_results_with_onnxruntime(exported: Path, command: Command) -> None:
     results = []
     for runtime in ("torch", "onnx", "onnx-int8"):
         done = command("evaluate", exported, "--runtime", runtime, "--device", "cpu", "--json")
@@ -131,7 +131,7 @@ def test_commands_have_the_same_results_in_onnxruntime(exported: Path, command: 
 
 
 @pytest.mark.slow
-def test_a_model_in_onnxruntime_can_be_sent_to_another_process(exported: Path) -> None:
+def test_onnx_model_can_be_copied_and_pickled(exported: Path) -> None:
     model = load(exported, device="cpu", runtime="onnx")
     expected = model.predict(TEXTS)
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):

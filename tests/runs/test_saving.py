@@ -1,4 +1,4 @@
-"""Checkpoints during a run, and disks that reject them."""
+"""Checkpoints during a run, and full disks."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ EVERY_THIRD: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "loggi
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """Two epochs of four steps without interruption; tests don't change it."""
+    """Two epochs of four steps without interruption. Tests don't change it."""
     run = tmp_path_factory.mktemp("runs") / "whole"
     run_tiny(run, model=tiny_folder, **EVERY_THIRD)
     return run
@@ -37,11 +37,11 @@ FULL = os.strerror(errno.ENOSPC)
 
 
 @pytest.mark.parametrize(
-    ("refused", "error"),
+    ("failing_calls", "error"),
     [({0}, OSError(errno.ENOSPC, FULL)), ({0, 1}, SafetensorError("I/O error (os error 28)"))],
 )
-def test_a_full_disk_costs_warnings_and_no_run(
-    refused: set[int],
+def test_full_disk_during_checkpoints_only_causes_warnings(
+    failing_calls: set[int],
     error: Exception,
     whole_run: Path,
     tiny_folder: Path,
@@ -51,27 +51,27 @@ def test_a_full_disk_costs_warnings_and_no_run(
     run, emitted, calls = tmp_path / "run", list[Event](), iter(range(1000))
     save_file = checkpoint.save_file
 
-    def save_unless_refused(*arguments: Any) -> None:
-        if next(calls) in refused:
+    def save_or_fail(*arguments: Any) -> None:
+        if next(calls) in failing_calls:
             raise error
         save_file(*arguments)
 
-    monkeypatch.setattr(checkpoint, "save_file", save_unless_refused)
+    monkeypatch.setattr(checkpoint, "save_file", save_or_fail)
     run_tiny(run, model=tiny_folder, emit=emitted.append, **EVERY_THIRD)
     assert have_same_bits(weights_of(run), weights_of(whole_run))
     warnings = [event.message for event in emitted if isinstance(event, WarningMessage)]
-    assert sum(f"can't be written: {FULL}" in warning for warning in warnings) == len(refused)
+    assert sum(f"can't be written: {FULL}" in warning for warning in warnings) == len(failing_calls)
 
 
-def test_a_final_model_that_does_not_fit_on_the_disk_can_be_written_later(
+def test_final_model_can_be_saved_later_if_the_disk_is_full(
     whole_run: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
 
-    def refuse(*arguments: Any) -> None:
+    def fail(*arguments: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(PreTrainedModel, "save_pretrained", refuse)
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", fail)
     with pytest.raises(FinetuneError, match="No space left") as raised:
         run_tiny(run, model=tiny_folder)
     assert f"--resume-from-checkpoint {run}" in raised.value.remedy
@@ -80,7 +80,7 @@ def test_a_final_model_that_does_not_fit_on_the_disk_can_be_written_later(
     assert have_same_bits(weights_of(run), weights_of(whole_run))
 
 
-def test_overwriting_deletes_the_old_run_only_when_the_new_one_starts_its_work(
+def test_overwrite_deletes_the_old_run_only_when_training_starts(
     whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(whole_run, tmp_path / "run")
@@ -93,7 +93,7 @@ def test_overwriting_deletes_the_old_run_only_when_the_new_one_starts_its_work(
     assert not (run / "model").exists()
 
 
-def test_checkpoints_take_a_small_share_of_the_time(
+def test_checkpoints_take_a_small_fraction_of_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
@@ -110,7 +110,7 @@ def test_checkpoints_take_a_small_share_of_the_time(
         assert checkpoints.is_due()
 
 
-def test_a_checkpoint_has_the_best_model_if_it_is_not_the_last(
+def test_checkpoint_includes_the_best_model_if_it_is_not_the_last(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     inputs = prepare_tiny(tiny_folder, max_steps=4)

@@ -14,12 +14,12 @@ from finetune.tasks.single import Single
 
 
 def results_of(task: Task, logits: np.ndarray, labels: np.ndarray) -> RunResults:
-    """Return the results of a run with logits and labels of its test rows."""
+    """Return the results of a run with these test logits and labels."""
     scores = task.score(logits.astype(np.float32), labels)
     return replace(example_results(), task=task, test=scores, validation=None, details=DETAILS)
 
 
-def test_the_weakest_class_is_named_with_what_it_is_taken_for() -> None:
+def test_weakest_class_is_reported_with_its_most_common_mistake() -> None:
     labels = np.array([0] * 10 + [1] * 7 + [2] * 3)
     predicted = np.where(np.arange(20) >= 18, 0, labels)
     text = summarize(results_of(Single(["bill", "ship", "back"]), np.eye(3)[predicted], labels))
@@ -39,7 +39,7 @@ def test_the_weakest_class_is_named_with_what_it_is_taken_for() -> None:
         (90, 85, 1.0, ""),
     ],
 )
-def test_a_linear_head_is_proposed_if_it_is_better_or_cheap(
+def test_linear_head_is_suggested_if_it_is_better_or_cheaper(
     right: int, of_head: int, head_seconds: float, proposed: str
 ) -> None:
     labels, task = np.arange(100) % 2, Single(["a", "b"])
@@ -64,7 +64,7 @@ def test_a_linear_head_is_proposed_if_it_is_better_or_cheap(
     assert "--freeze-core" not in summarize(frozen)
 
 
-def test_a_model_that_answers_one_class_alone_learns_what_helps() -> None:
+def test_model_that_predicts_only_one_class_gets_suggestions() -> None:
     labels = np.array([0] * 160 + [1] * 40)
     results = results_of(Single(["a", "b"]), np.eye(2)[np.zeros(200, int)], labels)
     assert "only gets `a` right. `--class-weights balanced` may help" in summarize(results)
@@ -77,7 +77,7 @@ def test_a_model_that_answers_one_class_alone_learns_what_helps() -> None:
     assert "finetune data check" in text
 
 
-def test_the_weakest_of_several_labels_is_the_one_with_the_lowest_f1() -> None:
+def test_weakest_multi_label_class_has_the_lowest_f1() -> None:
     labels = np.zeros((100, 2), np.float32)
     labels[:20, 0] = labels[:50, 1] = 1
     predicted = labels.copy()
@@ -87,7 +87,7 @@ def test_the_weakest_of_several_labels_is_the_one_with_the_lowest_f1() -> None:
 
 
 @pytest.mark.parametrize("task", [Multi(["a", "b"]), Regression(mean=9.5, deviation=1.0)])
-def test_metrics_that_are_no_proportion_have_an_interval_in_the_summary(task: Task) -> None:
+def test_metrics_that_are_not_proportions_have_intervals_in_the_summary(task: Task) -> None:
     random = np.random.default_rng(0)
     labels = random.integers(0, 2, (200, 2)).astype(np.float32)
     logits = labels * 2 - 1 + random.normal(0, 2, labels.shape)
@@ -104,7 +104,7 @@ def test_metrics_that_are_no_proportion_have_an_interval_in_the_summary(task: Ta
     assert " on 200 test rows (95% CI " in text
 
 
-def test_accuracy_without_near_duplicates_is_described_if_they_are_many() -> None:
+def test_accuracy_without_near_duplicates_is_reported_if_they_are_many() -> None:
     task, labels = Single(["a", "b"]), np.arange(40) % 2
     predicted = np.where(np.isin(np.arange(40), (1, 2, 3)), 1 - labels, labels)
     logits = np.eye(2, dtype=np.float32)[predicted]

@@ -15,7 +15,7 @@ def run(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_mistakes_are_explained_and_the_report_marks_their_words(run: Path) -> None:
+def test_mistakes_are_explained_and_highlighted_in_the_report(run: Path) -> None:
     rows = read_jsonl(run / "predictions.jsonl")
     explained = [row for row in rows if "explanation" in row]
     assert any(row["predicted"] != row["label"] for row in explained)
@@ -23,7 +23,7 @@ def test_mistakes_are_explained_and_the_report_marks_their_words(run: Path) -> N
     assert "Decisive words by class" in (run / "report.html").read_text()
 
 
-def test_words_of_a_class_are_in_its_explained_rows(run: Path) -> None:
+def test_class_words_occur_in_explained_rows_of_the_class(run: Path) -> None:
     words = read_json(run / "all_results.json")["details"]["class_words"]
     rows = [row for row in read_jsonl(run / "predictions.jsonl") if "explanation" in row]
     for name, of_class in words.items():

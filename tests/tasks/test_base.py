@@ -1,4 +1,4 @@
-"""Each task type, from a table to its predictions, in one run per type."""
+"""Each task type, from a table to predictions."""
 
 import csv
 import json
@@ -27,7 +27,7 @@ from finetune.tasks.tables import duration, format_value
 
 @dataclass(frozen=True)
 class Ordinal(Single):
-    """Ordered classes: each further output answers "higher than the class below"."""
+    """Ordered classes. Each output answers "is it higher than the class below?"."""
 
     name: ClassVar[str] = "ordinal"
 
@@ -41,7 +41,7 @@ class Ordinal(Single):
         return super().read_logits(np.eye(logits.shape[1], dtype=np.float32)[levels])
 
 
-TASK_TYPES.pop(Ordinal.name)  # other tests know only the task types of the package
+TASK_TYPES.pop(Ordinal.name)  # other tests only use the task types of the package
 
 
 def draw_rows() -> list[dict[str, Any]]:
@@ -83,12 +83,12 @@ def train(folder: Path, model: Path, label: str, **options: Any) -> Path:
 def run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path
 ) -> Path:
-    """A finished run of each task type, which ``--task auto`` chose."""
+    """A finished run per task type, with ``--task auto``."""
     options = {"class_weights": "balanced"} if request.param == "multi" else {}
     return train(tmp_path_factory.mktemp(request.param), tiny_folder, request.param, **options)
 
 
-def test_the_task_type_is_found_and_saved_as_transformers_names_it(run: Path) -> None:
+def test_task_type_is_detected_and_saved_as_problem_type(run: Path) -> None:
     results, config = read_json(run / "all_results.json"), read_json(run / "model/config.json")
     expected = {"multi": "multi_label_classification", "regression": "regression"}
     assert config["problem_type"] == expected[results["task"]]
@@ -98,7 +98,7 @@ def test_the_task_type_is_found_and_saved_as_transformers_names_it(run: Path) ->
         assert results["class_names"] == ["pet", "place"] == list(own["thresholds"])
 
 
-def test_a_run_is_evaluated_again_to_the_same_metrics(run: Path, tmp_path: Path) -> None:
+def test_evaluate_reproduces_the_metrics_of_a_run(run: Path, tmp_path: Path) -> None:
     results = read_json(run / "all_results.json")
     scores = finetune.evaluate(run, device="cpu").scores.to_json()
     assert json.dumps(scores) == json.dumps({name: results[f"test_{name}"] for name in scores})
@@ -108,9 +108,7 @@ def test_a_run_is_evaluated_again_to_the_same_metrics(run: Path, tmp_path: Path)
     assert finetune.evaluate(run, data=other, device="cpu").scores.samples == len(ROWS)
 
 
-def test_a_model_gives_no_label_of_which_it_is_unsure_and_numbers_have_no_confidence(
-    run: Path,
-) -> None:
+def test_min_confidence_filters_labels_and_is_rejected_for_regression(run: Path) -> None:
     texts = [row["text"] for row in ROWS[:8]]
     if "regression" in str(run):
         with pytest.raises(UsageError, match="min_confidence can't be used with"):
@@ -128,7 +126,7 @@ def test_a_model_gives_no_label_of_which_it_is_unsure_and_numbers_have_no_confid
     assert sum(bool(row.labels) for row in sure) >= 1
 
 
-def test_report_and_card_show_the_task_type(run: Path) -> None:
+def test_report_and_card_describe_the_task_type(run: Path) -> None:
     page, card = (run / "report.html").read_text(), (run / "model/README.md").read_text()
     if "multi" in str(run):
         assert "average precision" in page
@@ -136,12 +134,12 @@ def test_report_and_card_show_the_task_type(run: Path) -> None:
     else:
         assert "True and predicted values" in page
         assert "A regression model of texts" in card
-        # In the units of the table; the model learned standardized values.
+        # Values have the units of the table, although the model learns standardized values.
         predictions = read_jsonl(run / "predictions.jsonl")
         assert all(1900 < row["predicted"] < 2100 for row in predictions)
 
 
-def test_a_run_is_compared_with_one_that_is_always_right(run: Path, tmp_path: Path) -> None:
+def test_run_can_be_compared_with_a_perfect_run(run: Path, tmp_path: Path) -> None:
     rows = read_jsonl(run / "predictions.jsonl")
     other = copy_run(run, tmp_path / "other", answers=[row["label"] for row in rows])
     comparison = finetune.compare(run, other).groups[0]
@@ -162,7 +160,7 @@ def ordinal() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("ordinal")
-def test_a_task_type_of_ones_own_is_one_class(tiny_folder: Path, tmp_path: Path) -> None:
+def test_custom_task_type_needs_only_one_class(tiny_folder: Path, tmp_path: Path) -> None:
     folder = train(tmp_path, tiny_folder, "ordinal", task="ordinal", num_train_epochs=1)
     results = read_json(folder / "all_results.json")
     assert results["task"] == "ordinal"
@@ -176,7 +174,7 @@ NAMES = ["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"]
 
 
 def draw_logits(rows: int, *, temperature: float) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return labels, and logits whose probabilities are correct at a temperature."""
+    """Return logits and labels. The probabilities are calibrated at this temperature."""
     generator = np.random.default_rng(0)
     logits = 2 * generator.normal(size=(rows, 6))
     logits[np.arange(rows), generator.integers(6, size=rows)] += 6
@@ -185,7 +183,7 @@ def draw_logits(rows: int, *, temperature: float) -> tuple[NDArray[np.float32], 
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.7])
-def test_the_temperature_that_calibrates_is_found(temperature: float) -> None:
+def test_calibration_finds_the_temperature(temperature: float) -> None:
     rows = draw_logits(20_000, temperature=temperature)
     single = Single(NAMES).calibrate(lambda: rows, fits_temperature=True)
     assert single.temperature == pytest.approx(temperature, rel=0.03)
@@ -200,7 +198,7 @@ def test_the_temperature_that_calibrates_is_found(temperature: float) -> None:
 @pytest.mark.parametrize(
     "task", [Single(NAMES, temperature=1.7), Multi(NAMES, temperature=1.7)], ids=["single", "multi"]
 )
-def test_scaling_changes_no_prediction_and_is_undone(task: Task) -> None:
+def test_temperature_scaling_keeps_predictions_and_can_be_undone(task: Task) -> None:
     inputs = torch.randn(2_000, 16, generator=torch.Generator().manual_seed(0))
     layer = torch.nn.Linear(16, 6)
     parameters, weight = list(layer.parameters()), layer.weight.detach().clone()
@@ -213,20 +211,20 @@ def test_scaling_changes_no_prediction_and_is_undone(task: Task) -> None:
     assert logits() == pytest.approx(first / 1.7, abs=1e-5)
     assert (scaled.read_logits(logits()).predicted == before).all()
 
-    # A saved model that predicts, and a saved model that is trained further.
+    # First a saved model that predicts, then a saved model that is trained further.
     scaled.unscale_output_layer(parameters, saved=scaled.parameters)
     assert logits() == pytest.approx(first / 1.7, abs=1e-5)
     type(task)(NAMES).unscale_output_layer(parameters, saved=scaled.parameters)
     assert torch.allclose(layer.weight, weight, rtol=1e-6)
 
 
-def test_large_numbers_are_written_out_in_the_largest_errors() -> None:
+def test_large_errors_are_printed_with_thousands_separators() -> None:
     rows = [{"text": "a house", "label": 250_000.0, "predicted": 12_345.6}]
     assert Regression().mistakes(rows).rows == [("a house", "250,000", "12,346", "237,654")]
 
 
 @pytest.mark.parametrize("task", [Single(["a", "b"]), Regression()])
-def test_mistakes_have_the_number_and_the_id_of_their_row(task: Task) -> None:
+def test_mistakes_list_row_number_and_id(task: Task) -> None:
     label, predicted = ("a", "b") if task.class_names else (1.0, 3.0)
     values = {"label": label, "predicted": predicted, "probability": 0.9}
     mistakes = task.mistakes([{"text": "why", "id": "T-08", "row": 1_812, **values}])
@@ -248,11 +246,11 @@ def test_mistakes_have_the_number_and_the_id_of_their_row(task: Task) -> None:
         ([], "none"),
     ],
 )
-def test_values_are_shown_as_people_read_them(value: object, shown: str) -> None:
+def test_values_are_formatted_for_readers(value: object, shown: str) -> None:
     assert format_value(value) == shown
 
 
-def test_durations_have_the_units_that_matter() -> None:
+def test_durations_have_suitable_units() -> None:
     shown = [duration(seconds) for seconds in (0.04, 9.53, 9.96, 59.6, 1453, 8040)]
     assert shown == ["0.0 s", "9.5 s", "10 s", "1 min 0 s", "24 min 13 s", "2 h 14 min"]
 
@@ -260,7 +258,7 @@ def test_durations_have_the_units_that_matter() -> None:
 @pytest.mark.parametrize(
     ("rows", "mistakes", "is_calibrated"), [(99, 20, False), (200, 4, False), (200, 20, True)]
 )
-def test_a_temperature_needs_enough_rows_and_mistakes(
+def test_calibration_needs_enough_rows_and_mistakes(
     rows: int, mistakes: int, is_calibrated: bool
 ) -> None:
     logits = np.tile(np.array([3, -3], np.float32), (rows, 1))

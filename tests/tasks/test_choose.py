@@ -1,4 +1,4 @@
-"""The task type of a column of labels."""
+"""The task type of a label column."""
 
 import re
 from itertools import combinations
@@ -45,7 +45,7 @@ SCORES = [str(number / 10) for number in range(23)]
         (["yes; no", "no"], "single", ""),
     ],
 )
-def test_the_task_type_of_a_column_is_found_with_the_reason(
+def test_task_type_of_a_column_is_detected_with_a_reason(
     labels: list[str], task: str, reason: str
 ) -> None:
     found, why = choose_task_type("auto", labels, names=None)
@@ -65,7 +65,7 @@ def test_the_task_type_of_a_column_is_found_with_the_reason(
         ([f"{number}.5 %" for number in range(30)], "'0.5 %'"),
     ],
 )
-def test_numbers_that_are_not_written_as_such_are_no_classes(labels: list[str], wrong: str) -> None:
+def test_ambiguous_number_formats_are_rejected(labels: list[str], wrong: str) -> None:
     with pytest.raises(DataError, match=re.escape(wrong)) as raised:
         choose_task_type("auto", labels, names=None)
     assert "--task single" in raised.value.remedy
@@ -82,12 +82,12 @@ def test_numbers_that_are_not_written_as_such_are_no_classes(labels: list[str], 
         ([*(number / 2 for number in range(60))], 600, "regression"),
     ],
 )
-def test_whole_numbers_that_recur_are_classes(numbers: list[float], rows: int, task: str) -> None:
+def test_repeated_integers_are_classes(numbers: list[float], rows: int, task: str) -> None:
     found, _ = choose_task_type("auto", map(str, numbers), names=None, rows=rows)
     assert found.name == task
 
 
-def test_a_named_task_type_is_used_and_an_unknown_one_refused() -> None:
+def test_task_option_is_used_and_unknown_task_types_are_rejected() -> None:
     assert choose_task_type("regression", ["1", "2"], names=None)[0].name == "regression"
     with pytest.raises(UsageError, match="no --task 'multiple'") as raised:
         choose_task_type("multiple", ["1", "2"], names=None)

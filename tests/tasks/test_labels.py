@@ -1,4 +1,4 @@
-"""The labels of a table."""
+"""Parsing of labels and class names."""
 
 import math
 from typing import Any
@@ -9,17 +9,17 @@ from finetune.errors import DataError
 from finetune.tasks.labels import name_classes, sort_classes, split_labels, values_of_classes
 
 
-def test_whole_numbers_with_and_without_a_point_are_one_class() -> None:
+def test_integers_with_and_without_decimals_are_one_class() -> None:
     labels = ["3", "3.0", " 3.00", "0.2", "007", "-1.0", "v3.0", ""]
     assert [*name_classes(labels).values()] == ["3", "3", "3", "0.2", "007", "-1", "v3.0", ""]
 
 
-def test_what_stands_unseen_beside_a_class_is_no_part_of_it() -> None:
+def test_invisible_characters_around_class_names_are_removed() -> None:
     assert set(name_classes(["yes", "yes\u200b", "\ufeffyes", "\u00a0yes "]).values()) == {"yes"}
     assert name_classes(["\u200b"]) == {"\u200b": ""}
 
 
-def test_numbers_go_before_words() -> None:
+def test_numbers_are_sorted_before_words() -> None:
     assert sort_classes(["b", "-2", "10", "9", "1e1", "A"]) == ["-2", "9", "10", "1e1", "A", "b"]
 
 
@@ -49,14 +49,14 @@ def test_numbers_go_before_words() -> None:
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_a_list_is_read_as_whoever_wrote_it_meant(text: str, labels: list[str]) -> None:
+def test_list_notations_are_parsed(text: str, labels: list[str]) -> None:
     assert split_labels(text, None) == labels
 
 
 @pytest.mark.parametrize(
     "text", ["{'a': 0.7, 'b': 0.3}", "[['a'], ['b']]", "{'start': 0, 'label': 'a'}"]
 )
-def test_what_is_no_list_of_classes_is_refused(text: str) -> None:
+def test_unsupported_lists_are_rejected(text: str) -> None:
     with pytest.raises(DataError, match="the label") as raised:
         split_labels(text, None)
     assert '["a", "b"]' in raised.value.remedy
@@ -77,7 +77,7 @@ def test_what_is_no_list_of_classes_is_refused(text: str) -> None:
         (["1", "2"], [None], None),
     ],
 )
-def test_classes_have_the_type_of_the_label_column(
+def test_class_values_have_the_type_of_the_label_column(
     names: list[str], column: list[Any], values: list[Any] | None
 ) -> None:
     typed = values_of_classes(names, column)

@@ -1,4 +1,4 @@
-"""Each metric against scikit-learn or SciPy, on all rows and on resamples."""
+"""Metrics compared with scikit-learn and SciPy, on all rows and on resamples."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ TASKS = pytest.mark.parametrize(
 
 
 def draw_rows(task: Task, random: np.random.Generator) -> tuple[NDArray[np.float32], Any]:
-    """Return logits and labels; ``d`` never occurs, and regression values have ties."""
+    """Return logits and labels. Class ``d`` never occurs, and regression values have ties."""
     if isinstance(task, Regression):
         labels = random.integers(0, 8, ROWS).astype(np.float32)
         return (labels + random.integers(-3, 3, ROWS)).astype(np.float32)[:, None], labels
@@ -71,28 +71,28 @@ def expected_metrics(task: Task, logits: NDArray[np.float32], labels: Any) -> di
 
 @pytest.mark.filterwarnings("error:The given NumPy array is not writable")
 @TASKS
-def test_metrics_are_those_of_scikit_learn_and_scipy(task: Task) -> None:
+def test_metrics_match_scikit_learn_and_scipy(task: Task) -> None:
     logits, labels = draw_rows(task, np.random.default_rng(0))
-    labels.flags.writeable = False  # read-only, as Arrow's arrays
+    labels.flags.writeable = False  # read-only like Arrow arrays
     scores = task.score(logits, labels)
     expected = expected_metrics(task, logits, labels)
     assert scores.metrics == pytest.approx({"loss": scores.loss, **expected}, rel=1e-5)
 
 
 @TASKS
-def test_a_row_that_counts_twice_is_as_good_as_two_rows(task: Task) -> None:
+def test_row_with_weight_two_equals_two_rows(task: Task) -> None:
     random = np.random.default_rng(0)
     logits, labels = draw_rows(task, random)
     counts = random.integers(0, 4, size=ROWS)
     found = task.weighted_metrics(task.prediction_rows(logits, labels))(counts.astype(float))
     scores = task.score(logits.repeat(counts, axis=0), labels.repeat(counts, axis=0)).metrics
     assert found == pytest.approx({name: scores[name] for name in found})
-    # Probabilities of all classes are not in the file.
+    # The file doesn't contain the probabilities of all classes.
     assert found.keys() == scores.keys() - {"mean_average_precision"}
 
 
 @TASKS
-def test_resamples_together_have_the_metrics_of_each(task: Task) -> None:
+def test_batched_resamples_match_single_resamples(task: Task) -> None:
     random = np.random.default_rng(0)
     compute = task.weighted_metrics(task.prediction_rows(*draw_rows(task, random)))
     counts = random.integers(0, 4, size=(5, ROWS)).astype(float)
@@ -101,18 +101,16 @@ def test_resamples_together_have_the_metrics_of_each(task: Task) -> None:
         assert values == pytest.approx([metrics[name] for metrics in expected], rel=1e-6)
 
 
-def test_numbers_that_are_all_the_same_have_no_correlation() -> None:
+def test_constant_values_have_zero_correlation() -> None:
     labels, predicted, weights = np.array([0.1, 0.1]), np.array([0.7, 0.2]), np.ones(2)
     assert pearson(labels, predicted, weights) == 0
     assert spearman(predicted, labels, weights) == 0
-    # Only one row is left, with its number.
+    # Only one row has a nonzero weight.
     assert pearson(predicted, predicted, np.array([3.0, 0.0])) == 0
 
 
 @TASKS
-def test_the_first_metric_of_a_task_chooses_the_best_model_unless_another_is_named(
-    task: Task,
-) -> None:
+def test_best_model_is_chosen_by_the_first_metric_by_default(task: Task) -> None:
     expected = {"single": "accuracy", "multi": "micro_f1", "regression": "pearson"}
     assert choose_metric(None, task.problem_type).name == expected[task.name]
     assert choose_metric("loss", task.problem_type).sign == -1
@@ -122,7 +120,7 @@ def test_the_first_metric_of_a_task_chooses_the_best_model_unless_another_is_nam
 
 
 def score_classes(task: Single | Multi, answers: str, *, rows: int = 20) -> Scores:
-    """Score rows; every fifth row has class ``b``, and the others have ``a``."""
+    """Score rows. Every fifth row has class ``b``, and the others have ``a``."""
     labels = (np.arange(rows) % 5 == 0).astype(np.int64)
     predicted = np.array(["ab".index(one) for one in (answers * rows)[:rows]])
     logits = np.eye(2, dtype=np.float32)[predicted]
@@ -131,7 +129,7 @@ def score_classes(task: Single | Multi, answers: str, *, rows: int = 20) -> Scor
     return task.score(logits, labels)
 
 
-def test_a_model_that_misses_a_large_class_is_not_chosen_for_its_accuracy() -> None:
+def test_model_that_misses_a_large_class_is_not_selected_by_accuracy() -> None:
     task = Single(["a", "b"])
     majority, useful = score_classes(task, "a"), score_classes(task, "ba")
     assert majority.accuracy > useful.accuracy
@@ -139,21 +137,21 @@ def test_a_model_that_misses_a_large_class_is_not_chosen_for_its_accuracy() -> N
     assert selection_score(None, SINGLE, majority) < selection_score(None, SINGLE, useful)
     assert selection_score("accuracy", SINGLE, majority) == majority.accuracy
     assert selection_score(None, SINGLE, useful) == useful.accuracy
-    # If two models miss it, the model with the higher macro F1 is chosen.
+    # If both models miss the class, the model with the higher macro F1 is chosen.
     worse = score_classes(task, "abbbb")
     assert selection_score(None, SINGLE, majority) > selection_score(None, SINGLE, worse)
     few = score_classes(task, "a", rows=10)
     assert selection_score(None, SINGLE, few) == few.accuracy
 
 
-def test_while_no_class_is_answered_the_order_of_the_rows_chooses() -> None:
+def test_multi_label_model_without_predictions_is_ranked_by_map() -> None:
     task = Multi(["a", "b"])
     better, worse = score_classes(task, "baaaa"), score_classes(task, "abbbb")
     assert better.micro_f1 == worse.micro_f1 == 0
     assert selection_score(None, MULTI, worse) < selection_score(None, MULTI, better) <= 0
 
 
-def test_chance_is_not_called_better_than_the_largest_class() -> None:
+def test_chance_predictions_are_not_reported_above_baseline() -> None:
     claims = 0
     for seed in range(20):
         random = np.random.default_rng(seed)
@@ -166,7 +164,7 @@ def test_chance_is_not_called_better_than_the_largest_class() -> None:
     assert six.describe().endswith("6 rows are too few to tell.")
 
 
-def test_always_the_most_frequent_classes_is_the_baseline_of_several_labels() -> None:
+def test_multi_label_baseline_predicts_the_most_frequent_classes() -> None:
     labels = (np.random.default_rng(0).random((200, 3)) < [0.6, 0.5, 0.05]).astype(np.float32)
     scores = Multi(["a", "b", "c"]).score(np.full((200, 3), [1, 1, -1], np.float32), labels)
     assert scores.baseline_micro_f1 == scores.micro_f1
@@ -174,6 +172,6 @@ def test_always_the_most_frequent_classes_is_the_baseline_of_several_labels() ->
 
 
 @pytest.mark.parametrize(("right", "rows"), [(0, 10), (19, 19), (95, 100)])
-def test_the_interval_of_a_proportion_is_that_of_scipy(right: int, rows: int) -> None:
+def test_wilson_interval_matches_scipy(right: int, rows: int) -> None:
     expected = stats.binomtest(right, rows).proportion_ci(0.95, method="wilson")
     assert wilson_interval(right, rows) == pytest.approx(expected, abs=1e-7)

@@ -17,7 +17,7 @@ LABELS = np.array([[1, 0], [0, 0], [0, 1], [0, 1]], np.float32)
 BALANCED = TrainingConfig(class_weights="balanced")
 
 
-def test_a_label_that_no_training_row_has_is_named_for_each_row() -> None:
+def test_labels_missing_in_training_are_listed_per_row() -> None:
     rows = pyarrow.chunked_array(
         [pyarrow.array([["a", "x"], [], ["y", "b", "z"]]), pyarrow.array([["b"], ["x"]])]
     )
@@ -36,12 +36,12 @@ def test_a_label_that_no_training_row_has_is_named_for_each_row() -> None:
         ["[-1, 1, 1]", "[1, -1, -1]"],
     ],
 )
-def test_lists_with_a_place_for_each_class_are_refused(lists: list[str]) -> None:
+def test_indicator_lists_are_rejected(lists: list[str]) -> None:
     with pytest.raises(DataError, match="lists of numbers"):
         Multi.parse([pyarrow.chunked_array([lists])])
 
 
-def test_lists_of_numbered_classes_are_read() -> None:
+def test_lists_of_class_numbers_are_parsed() -> None:
     for lists in (["[0, 1]", "[]", "[1]"], ["[0, 3]", "[1, 2]"], ["[0, 1]", "[0, 1]"]):
         [labels] = Multi.parse([pyarrow.chunked_array([lists])])
         assert [json.loads(text) for text in lists] == [
@@ -49,7 +49,7 @@ def test_lists_of_numbered_classes_are_read() -> None:
         ]
 
 
-def test_labels_without_rows_are_untested() -> None:
+def test_classes_without_rows_are_reported_as_untested() -> None:
     scores = Multi(["a", "b"]).score(np.array([[2.0, 2.0]], np.float32), np.float32([[1, 0]]))
     assert scores.table
     assert scores.table.rows[1] == ["b", "0.50", "–", "–", "–", "–", "–", "0"]
@@ -58,13 +58,13 @@ def test_labels_without_rows_are_untested() -> None:
     assert Scores.from_json(scores.to_json()) == scores
 
 
-def test_balanced_rows_with_a_class_count_as_much_as_those_without() -> None:
+def test_balanced_weights_equalize_positive_and_negative_rows() -> None:
     task = Multi(["a", "b"]).with_loss(LABELS, BALANCED)
     assert task.class_weights == (3.0, 1.0)
     logits, labels = torch.zeros(4, 2), torch.tensor(LABELS)
     logits.requires_grad_()
     task.losses(logits, labels).sum().backward()
-    # At one half, the gradients of a class's rows and of the other rows cancel.
+    # At probability 0.5, the gradients of positive and negative rows cancel.
     assert logits.grad is not None
     assert logits.grad.sum(dim=0).tolist() == pytest.approx([0, 0])
     one_row = Multi(["a"]).with_loss(np.eye(1000, 1), BALANCED)
@@ -74,7 +74,7 @@ def test_balanced_rows_with_a_class_count_as_much_as_those_without() -> None:
 
 
 @pytest.mark.parametrize("is_balanced", [False, True])
-def test_the_loss_is_smoothed_or_focal_within_the_weight_of_a_class(is_balanced: bool) -> None:
+def test_label_smoothing_and_focal_loss_are_class_weighted(is_balanced: bool) -> None:
     plain = Multi(["a", "b"])
     logits, labels = torch.tensor([[1.0, -2.0]]), torch.tensor([[1.0, 0.0]])
     options, weight = (BALANCED, 3.0) if is_balanced else (TrainingConfig(), 1.0)
@@ -91,7 +91,7 @@ def test_the_loss_is_smoothed_or_focal_within_the_weight_of_a_class(is_balanced:
 
 
 @pytest.mark.parametrize("shift", [-1.5, 0.0])
-def test_thresholds_gain_on_other_rows_and_rare_classes_lose_nothing(shift: float) -> None:
+def test_thresholds_improve_f1_on_unseen_rows_and_keep_rare_classes(shift: float) -> None:
     random = np.random.default_rng(0)
     shares = np.array([0.01, 0.02, 0.04, 0.1, 0.3])
     distances = np.array([1.0, 2.0, 1.5, 2.0, 1.5])

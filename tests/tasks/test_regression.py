@@ -10,7 +10,7 @@ from finetune.tasks.regression import Regression
 VALUES = np.array([1, 3], np.float32)
 
 
-def test_the_loss_reads_mean_and_deviation_of_the_training_rows() -> None:
+def test_loss_standardizes_with_training_mean_and_deviation() -> None:
     task = Regression().with_loss(VALUES, TrainingConfig(seed=1))
     assert (task.mean, task.deviation) == (2.0, 1.0)
 
@@ -18,6 +18,6 @@ def test_the_loss_reads_mean_and_deviation_of_the_training_rows() -> None:
 @pytest.mark.parametrize(
     "options", [{"class_weights": "balanced"}, {"loss": "focal"}, {"label_smoothing": 0.1}]
 )
-def test_options_of_the_loss_for_classes_are_rejected(options: dict[str, Any]) -> None:
+def test_classification_loss_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="only apply to classification"):
         Regression().with_loss(VALUES, TrainingConfig(**options))

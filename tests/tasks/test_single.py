@@ -14,7 +14,7 @@ def score(predicted: np.ndarray, true: np.ndarray) -> Scores:
     return Single(NAMES).score(np.eye(4, dtype=np.float32)[predicted], true)
 
 
-def test_metrics_of_a_small_example_are_those_by_hand() -> None:
+def test_metrics_match_a_manual_calculation() -> None:
     scores = score(np.array([0, 1, 1, 2]), np.array([0, 1, 2, 2]))
 
     assert scores.accuracy == 0.75
@@ -31,7 +31,7 @@ def test_metrics_of_a_small_example_are_those_by_hand() -> None:
     assert Scores.from_json(scores.to_json()) == scores
 
 
-def test_classes_without_rows_are_untested_and_unpredicted_ones_have_no_precision() -> None:
+def test_classes_without_rows_or_predictions_have_empty_metrics() -> None:
     scores = score(np.array([1, 1, 3]), np.array([0, 1, 1]))
     assert scores.table
     cells = {row[0]: [*row[1:3], *row[4:]] for row in scores.table.rows}
@@ -55,16 +55,14 @@ def test_classes_without_rows_are_untested_and_unpredicted_ones_have_no_precisio
         (10, "Accuracy 100% on 10 test rows (95% CI 72–100%), above the majority-class "),
     ],
 )
-def test_a_model_is_described_beside_always_answering_the_largest_class(
-    right: int, words: str
-) -> None:
+def test_model_is_described_relative_to_the_majority_class(right: int, words: str) -> None:
     true = np.array([1] * 7 + [0] * 3)
     scores = score(np.where(np.arange(10) < right, true, 3), true)
     assert words in scores.describe()
     assert scores.is_better == (right == 10)
 
 
-def test_the_loss_is_smoothed_or_focal_and_that_of_results_neither() -> None:
+def test_training_loss_is_smoothed_or_focal_but_reported_loss_is_plain() -> None:
     logits = torch.tensor([[2.0, 0.0], [-1.0, 1.0], [0.0, 60.0]], requires_grad=True)
     labels = torch.tensor([0, 0, 1])
     plain = Single(["a", "b"])

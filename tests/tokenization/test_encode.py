@@ -23,12 +23,12 @@ def tokens_of(encoded: EncodedTexts, column: str = "input_ids") -> list[list[int
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("max_length", [3, 6, 20])
-def test_ids_and_types_are_those_of_transformers(side: str, max_length: int) -> None:
+def test_token_ids_and_types_match_transformers(side: str, max_length: int) -> None:
     tokenizer = tokenizer_with_types()
     tokenizer.truncation_side = side
     texts = [*TEXTS, "a [MASK] [SEP] b", "déjà vu \u200b 都", "\x00\ud7ff", " \t\n"]
     expected = tokenizer(texts, truncation=True, max_length=max_length)
-    # Earlier calls must have no effect.
+    # Earlier calls must not have an effect.
     tokenizer(texts, truncation=True, padding="max_length", max_length=4)
 
     encoded = encode_texts(tokenizer, texts, max_length=max_length)
@@ -39,7 +39,7 @@ def test_ids_and_types_are_those_of_transformers(side: str, max_length: int) -> 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("max_length", [3, 4, 9, 40])
-def test_pairs_are_truncated_and_typed_as_transformers_does(
+def test_pairs_are_truncated_like_in_transformers(
     side: str, max_length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = tokenizer_with_types()
@@ -57,7 +57,7 @@ def test_pairs_are_truncated_and_typed_as_transformers_does(
         assert encoded.truncated_texts == sum(len(ids) > max_length for ids in whole)
 
 
-def test_some_of_encoded_texts_are_the_same_as_these_texts_encoded() -> None:
+def test_subset_of_encoded_texts_equals_encoding_the_subset() -> None:
     tokenizer = tokenizer_with_types()
     for pairs in (None, TEXTS[::-1]):
         taken = encode_texts(tokenizer, TEXTS, pairs, max_length=99).take(np.array([4, 0, 4, 1]))
@@ -71,7 +71,7 @@ WORDS = COMMON_WORDS.split()
 LONG_TEXTS = [" ".join(WORDS[:count]) for count in (5, 41, 1, 30, 8)] + [""]
 
 
-def test_windows_are_those_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_match_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = tiny_tokenizer()(
         LONG_TEXTS, truncation=True, max_length=10, stride=3, return_overflowing_tokens=True
     )

@@ -26,7 +26,7 @@ TEXTS = ["who wrote the word", "", "how far", "the longest river of the country"
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_examples_are_laid_out_as_the_tokenizer_pads_them(side: str) -> None:
+def test_batches_are_padded_like_by_the_tokenizer(side: str) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.padding_side = side
     indices = np.array([2, 0, 3])
@@ -69,7 +69,7 @@ def same(left: Sequence[Batch], right: Sequence[Batch]) -> bool:
 @pytest.mark.parametrize("device", [CpuDevice(), FewShapesDevice()], ids=["any", "few"])
 @settings(max_examples=40)
 @given(lengths=lengths_of_examples, batch_size=st.integers(1, 9), seed=st.integers(0, 9))
-def test_every_example_comes_once_in_batches_that_hold_it(
+def test_each_example_is_in_one_batch_of_sufficient_length(
     device: Device, lengths: NDArray[np.int64], batch_size: int, seed: int
 ) -> None:
     padded_lengths = choose_padded_lengths(lengths, device.shapes)
@@ -99,7 +99,7 @@ def test_every_example_comes_once_in_batches_that_hold_it(
     count=st.integers(1, 4),
     multiple=st.sampled_from([1, 2]),
 )
-def test_no_other_padded_lengths_waste_fewer_tokens(
+def test_padded_lengths_minimize_padding(
     lengths: NDArray[np.int64], count: int, multiple: int
 ) -> None:
     shapes = BatchShapes(max_shapes=count, min_padded_length=4, multiple_of=multiple)
@@ -122,7 +122,7 @@ def test_no_other_padded_lengths_waste_fewer_tokens(
     )
 
 
-def test_plan_depends_on_seed_and_epoch_alone() -> None:
+def test_batches_depend_only_on_seed_and_epoch() -> None:
     assert same(plan(LIKE_TREC, seed=1, epoch=2), plan(LIKE_TREC, seed=1, epoch=2))
     assert not same(plan(LIKE_TREC, seed=1, epoch=2), plan(LIKE_TREC, seed=1, epoch=3))
     assert not same(plan(LIKE_TREC, seed=1, epoch=2), plan(LIKE_TREC, seed=2, epoch=2))
@@ -132,7 +132,7 @@ def test_plan_depends_on_seed_and_epoch_alone() -> None:
 @pytest.mark.parametrize(
     ("tokens", "examples"), [(0, [4] * 25), (100, [5] * 4 + [10] * 8), (10_000, [64, 36])]
 )
-def test_frozen_layers_read_as_many_tokens_at_once_as_the_device_should_have(
+def test_extraction_batches_have_the_preferred_number_of_tokens(
     tokens: int, examples: list[int]
 ) -> None:
     lengths = np.repeat([20, 10], [20, 80])
@@ -143,7 +143,7 @@ def test_frozen_layers_read_as_many_tokens_at_once_as_the_device_should_have(
     assert all(lengths[batch.indices].max() == batch.padded_length for batch in batches)
 
 
-def test_a_smaller_last_batch_has_the_shortest_examples_and_a_longest_batch_comes_first() -> None:
+def test_last_batch_has_the_shortest_examples_and_longest_batch_is_first() -> None:
     lengths = np.random.default_rng(0).integers(1, 17, 23)
     batches = plan_epoch(
         lengths, effective_batch_size=4, padded_lengths=range(1, 17), seed=0, epoch=0

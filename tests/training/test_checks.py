@@ -1,4 +1,4 @@
-"""The comparison with the CPU, with faults planted in a device."""
+"""The comparison of a device with the CPU, with planted faults."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -71,7 +71,7 @@ def lively(state: Trainer) -> Trainer:
         (ATTENTION, lose_last_text, "NaN"),
     ],
 )
-def test_a_fault_is_found(
+def test_planted_fault_is_detected(
     function: Callable[..., Any], faulty: Callable[..., Any], part: str, precision: str
 ) -> None:
     state = lively(tiny_trainer(device=AnyShapes(), precision=precision, learning_rate=1e-5))
@@ -91,7 +91,7 @@ def test_a_fault_is_found(
     ("precision", "mode"),
     [("fp32", "full"), ("bf16", "full"), ("fp16", "last-1"), ("fp32", "head")],
 )
-def test_a_check_finds_nothing_on_a_healthy_device_and_changes_nothing(
+def test_check_passes_on_a_healthy_device_and_keeps_the_training_state(
     precision: str, mode: str
 ) -> None:
     def train(*, is_checked: bool) -> tuple[list[float], list[torch.Tensor]]:
@@ -114,9 +114,7 @@ def test_a_check_finds_nothing_on_a_healthy_device_and_changes_nothing(
     assert all(map(torch.equal, tensors, others))
 
 
-def test_a_run_continues_unchecked_where_memory_does_not_suffice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_run_continues_without_a_check_if_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_out(*_: object, **__: object) -> None:
         raise MemoryError
 
@@ -133,7 +131,7 @@ def test_a_run_continues_unchecked_where_memory_does_not_suffice(
 @pytest.mark.parametrize(("precision", "differing", "is_fault"), [
     ("fp32", 1, True), ("bf16", 2, False), ("bf16", 3, True),
 ])  # fmt: skip
-def test_in_16_bits_a_difference_counts_if_other_examples_show_it_too(
+def test_difference_in_16_bits_must_occur_on_other_examples_too(
     precision: str, differing: int, is_fault: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     off = Difference("gradients", "classifier.bias", error=0.12, tolerance=0.1)
@@ -152,7 +150,7 @@ LAYER = "bert.encoder.layer.1.output.dense.weight"
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("steps", [0, 2])
-def test_an_optimizer_that_skips_a_parameter_silently_is_found(precision: str, steps: int) -> None:
+def test_optimizer_that_skips_a_parameter_is_detected(precision: str, steps: int) -> None:
     state = tiny_trainer(device=AnyShapes(), precision=precision)
     transposed = state.model.get_parameter(LAYER)
     transposed.data = transposed.detach().T.contiguous().T
@@ -163,7 +161,7 @@ def test_an_optimizer_that_skips_a_parameter_silently_is_found(precision: str, s
 
 
 @pytest.mark.parametrize("gradient", [0.0, 1e-30, 1e-15])
-def test_a_parameter_with_next_to_no_gradient_may_stay(gradient: float) -> None:
+def test_parameter_with_a_tiny_gradient_can_stay_unchanged(gradient: float) -> None:
     state = tiny_trainer(device=AnyShapes(), weight_decay=0.01)
     for name in (LAYER, "bert.embeddings.LayerNorm.weight"):
         state.model.get_parameter(name).register_hook(lambda grad: grad.sign() * gradient)

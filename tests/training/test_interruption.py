@@ -6,9 +6,7 @@ import pytest
 from finetune.training.interruption import Stopped, stop_on_signal
 
 
-def test_a_copy_of_the_first_signal_that_a_launcher_sends_does_not_raise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_repeated_signal_from_a_launcher_does_not_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 7.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     with stop_on_signal(apart_seconds=1.0) as should_stop:
@@ -21,7 +19,7 @@ def test_a_copy_of_the_first_signal_that_a_launcher_sends_does_not_raise(
             signal.raise_signal(signal.SIGTERM)
 
 
-def test_what_nohup_has_ignored_stays_ignored() -> None:
+def test_signal_ignored_by_nohup_remains_ignored() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stop_on_signal(at_once=True), stop_on_signal() as should_stop:

@@ -1,4 +1,4 @@
-"""Linear heads that are fitted on features."""
+"""Linear heads fitted on features."""
 
 from dataclasses import replace
 
@@ -18,17 +18,17 @@ from finetune.training.linear_head import (
 
 
 def softmax(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the loss of single-label rows."""
+    """Return the cross-entropy of single-label rows."""
     return functional.cross_entropy(logits, labels, reduction="none")
 
 
 def squared(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the loss of regression."""
+    """Return the squared error of regression rows."""
     return (logits[:, 0] - labels).square()
 
 
 @pytest.mark.parametrize("c", [1.0, 100.0])
-def test_it_finds_the_optimum_that_scikit_learn_finds(c: float) -> None:
+def test_linear_head_matches_scikit_learn(c: float) -> None:
     linear_model = pytest.importorskip("sklearn.linear_model")
     rows, *_ = draw_clusters(120, 0, classes=3, hidden=8, noise=1.0)
     rows = replace(rows, features=rows.features + 30)  # far from the origin
@@ -46,7 +46,7 @@ def test_it_finds_the_optimum_that_scikit_learn_finds(c: float) -> None:
     )
 
 
-def test_numbers_are_solved_as_ridge_regression_solves_them() -> None:
+def test_regression_head_matches_ridge_regression() -> None:
     random = np.random.default_rng(1)
     features = random.normal(size=(50, 4)).astype(np.float32)
     labels = (features @ [1.0, -2.0, 0.0, 3.0] + 5).astype(np.float32)
@@ -60,7 +60,7 @@ def test_numbers_are_solved_as_ridge_regression_solves_them() -> None:
     np.testing.assert_allclose(head.bias, [5.0], atol=1e-2)
 
 
-def test_out_of_fold_logits_are_of_heads_that_have_not_seen_the_row() -> None:
+def test_out_of_fold_logits_come_from_heads_fitted_without_the_row() -> None:
     random = np.random.default_rng(2)
     noise = random.normal(size=(60, 40)).astype(np.float32)
     labels = np.arange(60) % 2
@@ -73,7 +73,7 @@ def test_out_of_fold_logits_are_of_heads_that_have_not_seen_the_row() -> None:
     assert unseen.mean() < 0.7
 
 
-def test_rows_of_one_group_are_never_on_both_sides_of_a_fold() -> None:
+def test_rows_of_a_group_are_never_split_between_folds() -> None:
     noise = np.random.default_rng(2).normal(size=(60, 40)).astype(np.float32).repeat(2, axis=0)
     labels = (np.arange(60) % 2).repeat(2)
     rows = LabeledFeatures(noise, labels, np.ones(120, np.float32), softmax, 2, strata=labels)
@@ -101,7 +101,7 @@ def draw_clusters(rows, texts, *, classes, hidden=32, noise=0.3, shares=None, se
     return labeled, text_features, text_classes
 
 
-def test_labels_reach_texts_that_are_near_their_rows():
+def test_labels_spread_to_nearby_texts():
     rows, texts, truth = draw_clusters(12, 400, classes=4)
     probabilities = spread_labels(rows, texts)
     assert probabilities.shape == (400, 4)
@@ -109,7 +109,7 @@ def test_labels_reach_texts_that_are_near_their_rows():
     assert (probabilities.argmax(axis=1) == truth).mean() > 0.98
 
 
-def test_a_head_learns_from_unlabeled_texts() -> None:
+def test_unlabeled_texts_improve_the_head() -> None:
     labeled, texts, _ = draw_clusters(8, 2000, classes=4, noise=1.1)
     _, new_texts, new_truth = draw_clusters(8, 2000, classes=4, noise=1.1, seed=0)
     plain = fit_linear_head(labeled, inverse_regularization=10.0)
@@ -120,7 +120,7 @@ def test_a_head_learns_from_unlabeled_texts() -> None:
     assert accuracies[1] > accuracies[0] + 0.02
 
 
-def test_the_bias_moves_towards_classes_that_are_frequent_among_the_texts():
+def test_bias_shifts_toward_classes_that_are_frequent_in_the_texts():
     shares = np.array([0.7, 0.2, 0.1])
     *_, truth = draw_clusters(9, 2000, classes=3, shares=shares)
     logits = np.random.default_rng(1).normal(size=(2000, 3)).astype(np.float32)
@@ -132,12 +132,12 @@ def test_the_bias_moves_towards_classes_that_are_frequent_among_the_texts():
 
 
 @pytest.mark.parametrize("texts", [1, 50])
-def test_few_texts_and_empty_features_give_finite_probabilities(texts: int) -> None:
+def test_few_texts_and_zero_features_give_finite_probabilities(texts: int) -> None:
     rows, *_ = draw_clusters(2, 0, classes=2, hidden=8, noise=1.0)
     rows = replace(rows, features=np.zeros((2, 8), np.float32))
     assert np.isfinite(spread_labels(rows, np.zeros((texts, 8), np.float32))).all()
 
 
-def test_texts_of_one_class_do_not_make_the_other_impossible() -> None:
+def test_texts_of_one_class_do_not_exclude_the_other_class() -> None:
     logits = np.tile(np.array([2.2, 0], np.float32), (100, 1))
     assert np.ptp(shift_bias(logits)) < 3

@@ -1,4 +1,4 @@
-"""The order of events between the steps of a training, and its end."""
+"""The order of steps, validations and checkpoints in the training loop, and when it stops."""
 
 import signal
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ PLAN: dict[str, Any] = {
 
 @dataclass
 class Diary:
-    """Checkpoints and validations of a run, which record when they happen.
+    """Records the steps at which checkpoints and validations happen.
 
     Validations return ``scores``; without scores there is no validation split. A signal comes at
     ``stop_at``: an event, and its number of steps.
@@ -95,7 +95,7 @@ def trainer_of(**options: Any) -> TrainingLoop:
     return tiny_trainer(**PLAN | options)
 
 
-def test_the_best_model_is_kept_and_later_ones_that_are_no_better_are_not() -> None:
+def test_best_model_is_kept_unless_a_later_model_is_better() -> None:
     diary = Diary(scores=[0.5, 0.7, 0.7, 0.6, 0.8])
     progress = diary.run(trainer_of(total_steps=30))
 
@@ -108,7 +108,7 @@ def test_the_best_model_is_kept_and_later_ones_that_are_no_better_are_not() -> N
     assert [each.metrics["accuracy"] for each in validations] == diary.scores
 
 
-def test_training_stops_when_the_model_no_longer_improves() -> None:
+def test_training_stops_when_the_model_stops_improving() -> None:
     diary = Diary(scores=[0.5, 0.4, 0.6, 0.6, 0.5, 0.9])
     progress = diary.run(trainer_of(total_steps=60, early_stopping_patience=2))
 
@@ -121,7 +121,7 @@ def test_training_stops_when_the_model_no_longer_improves() -> None:
 @pytest.mark.parametrize(
     ("strategy", "saved"), [("epoch", [6, 12]), ("steps", [7]), ("time", [4, 6, 8, 12]), ("no", [])]
 )
-def test_checkpoints_are_written_when_the_strategy_says(strategy: str, saved: list[int]) -> None:
+def test_checkpoints_follow_the_save_strategy(strategy: str, saved: list[int]) -> None:
     diary = Diary(scores=[0.5, 0.4, 0.6])
     diary.run(trainer_of(total_steps=14, save_strategy=strategy, save_steps=7, logging_steps=4))
     # A checkpoint at the end must not precede the validation, which a resumed run would skip.
@@ -135,7 +135,7 @@ def test_checkpoints_are_written_when_the_strategy_says(strategy: str, saved: li
     ("stop_at", "steps_before", "checked"),
     [(None, 0, [0, 12]), (("step", 7), 0, [0]), (None, 12, [12])],
 )
-def test_the_device_is_checked_before_the_first_step_and_after_the_last(
+def test_device_is_checked_before_the_first_and_after_the_last_step(
     stop_at: Any, steps_before: int, checked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     diary, trainer = Diary(stop_at=stop_at), trainer_of(checks_device=True)
@@ -153,7 +153,7 @@ def test_the_device_is_checked_before_the_first_step_and_after_the_last(
      (("validate", 6), "no", 6), (("best", 6), "no", 6), (("save", 8), "steps", 9),
      (("save", 6), "epoch", 7)],
 )  # fmt: skip
-def test_a_signal_ends_training_with_a_checkpoint_after_the_step(
+def test_signal_stops_training_with_a_checkpoint_after_the_step(
     stop_at: tuple[str, int], strategy: str, steps: int
 ) -> None:
     diary = Diary(scores=[0.5, 0.6], stop_at=stop_at)
@@ -164,7 +164,7 @@ def test_a_signal_ends_training_with_a_checkpoint_after_the_step(
 
 
 @pytest.mark.parametrize("logging_steps", [1, 4, 100])
-def test_a_loss_that_is_not_a_number_is_told_with_its_step_and_examples(logging_steps: int) -> None:
+def test_nan_loss_is_reported_with_its_step_and_examples(logging_steps: int) -> None:
     examples, trainer = random_examples(ROWS), trainer_of(logging_steps=logging_steps)
     poison = VOCABULARY_SIZE - 1
     with torch.no_grad():
@@ -181,10 +181,8 @@ def test_a_loss_that_is_not_a_number_is_told_with_its_step_and_examples(logging_
     assert caught.value.examples == batch.indices.tolist()
 
 
-def test_a_model_that_a_last_step_has_broken_is_not_kept_and_validation_finds_no_gradients() -> (
-    None
-):
-    """The loss of a step belongs to the model before the step."""
+def test_model_broken_by_the_last_step_is_not_kept() -> None:
+    """The loss of a step is computed before the update. Validations run without gradients."""
     gradients = list[Any]()
     trainer = trainer_of()
     weight = trainer.model.get_parameter("classifier.weight")
@@ -204,7 +202,7 @@ def test_a_model_that_a_last_step_has_broken_is_not_kept_and_validation_finds_no
     assert (diary.times("best"), set(gradients)) == ([6], {None})
 
 
-def test_a_falling_loss_is_an_improvement_where_the_score_stands_still() -> None:
+def test_falling_loss_is_an_improvement_if_the_score_is_constant() -> None:
     progress = Progress()
     progress.note_validation(score=0.5, loss=1.0)
     progress.note_validation(score=0.5, loss=1.0)
@@ -216,12 +214,12 @@ def test_a_falling_loss_is_an_improvement_where_the_score_stands_still() -> None
     assert progress.validations_since_best == 1
 
 
-def test_parameters_of_another_model_are_rejected() -> None:
+def test_parameters_of_a_different_model_are_rejected() -> None:
     with pytest.raises(StateUnusableError, match="another model"):
         load_trained_tensors(tiny_trainer(), {"weight": torch.zeros(1)})
 
 
-def test_a_reason_is_given_if_steps_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reason_is_reported_if_steps_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = tiny_trainer()
     monkeypatch.setattr(CpuDevice, "captures", True)
     assert trainer.cuda_graph_error is None

@@ -48,7 +48,7 @@ def cut(
     pads_batches=st.booleans(),
     class_weights=st.sampled_from(["none", "balanced"]),
 )
-def test_loss_weights_add_up_to_1_and_are_as_the_weights_of_the_examples(
+def test_loss_weights_sum_to_one_and_follow_example_weights(
     labels: np.ndarray, batch_size: int, pads_batches: bool, class_weights: Any
 ) -> None:
     task = Single([""] * CLASSES).with_loss(labels, TrainingConfig(class_weights=class_weights))
@@ -84,7 +84,7 @@ def gradients_of(state: Trainer) -> dict[str, torch.Tensor]:
 
 
 def undivided_step(examples: Examples, state: Trainer) -> float:
-    """Compute the gradients of one forward and backward of all windows; return the loss."""
+    """Compute the gradients of all windows in one pass, and return the loss."""
     assert examples.windows is not None
     logits = state.model(**examples.inputs_of(np.arange(COUNTS.sum()), 16)).logits
     parts = logits.split(COUNTS.tolist())
@@ -100,7 +100,7 @@ def undivided_step(examples: Examples, state: Trainer) -> float:
 
 
 @pytest.mark.parametrize("batch_size", [2, 5, 40])
-def test_gradients_of_slices_are_those_of_all_windows_at_once(batch_size: int) -> None:
+def test_sliced_gradients_match_gradients_of_all_windows_at_once(batch_size: int) -> None:
     examples = examples_with_windows()
     undivided = tiny_trainer(dropout=0.0)
     expected_loss = undivided_step(examples, undivided)
@@ -114,7 +114,7 @@ def test_gradients_of_slices_are_those_of_all_windows_at_once(batch_size: int) -
             torch.testing.assert_close(gradients_of(state)[name], gradient, rtol=0, atol=1e-6)
 
 
-def test_both_passes_of_a_text_have_the_same_dropout() -> None:
+def test_both_passes_of_a_text_use_the_same_dropout() -> None:
     """With dropout, one graph over the same slices gives the same loss and gradients."""
     examples = examples_with_windows()
     batch = Batch(np.array([1]), padded_length=16)
@@ -141,15 +141,15 @@ def test_both_passes_of_a_text_have_the_same_dropout() -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 8, 40])
 @pytest.mark.parametrize("device", [CpuDevice(), device_with_shapes_of_cuda()], ids=["cpu", "cuda"])
-def test_no_forward_takes_more_windows_than_the_batch_size(device: Device, batch_size: int) -> None:
-    state, seen = tiny_trainer(device=device), []
+def test_forward_passes_have_at_most_batch_size_windows(device: Device, batch_size: int) -> None:
+    state, shapes = tiny_trainer(device=device), []
     state.model.register_forward_pre_hook(
-        lambda _, __, inputs: seen.append(inputs["input_ids"].shape), with_kwargs=True
+        lambda _, __, inputs: shapes.append(inputs["input_ids"].shape), with_kwargs=True
     )
 
     take_steps(state, examples_with_windows(), [0], batch_size=batch_size)
 
-    windows = [rows for rows, _ in seen]
+    windows = [rows for rows, _ in shapes]
     assert max(windows) <= batch_size
-    # Only slices that are cut are read twice.
+    # Only texts that are split into slices are read twice.
     assert sum(windows) == COUNTS.sum() + COUNTS[batch_size < COUNTS].sum()

@@ -1,4 +1,4 @@
-"""Supervised contrastive training."""
+"""Training plans, and supervised contrastive training."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from finetune.training.plan import (
 )
 
 
-def test_the_loss_is_low_where_texts_of_a_class_are_alike_and_others_are_not() -> None:
+def test_contrastive_loss_is_low_for_well_separated_classes() -> None:
     apart = torch.tensor([[3.0, 0, 0], [3.0, 0.1, 0], [0, 3.0, 0], [0.1, 3.0, 0]])
     labels = torch.tensor([0, 0, 1, 1])
 
@@ -37,14 +37,12 @@ def test_the_loss_is_low_where_texts_of_a_class_are_alike_and_others_are_not() -
 
 
 @pytest.mark.parametrize("rows", [10, 11, 13, 15, 16])
-@pytest.mark.parametrize("head_alone", [False, True])
-def test_what_fills_up_a_batch_does_not_change_a_contrastive_step(
-    rows: int, head_alone: bool
-) -> None:
+@pytest.mark.parametrize("only_head", [False, True])
+def test_padding_rows_do_not_change_a_contrastive_step(rows: int, only_head: bool) -> None:
     steps = []
     for device in (CpuDevice(), FewShapesDevice()):
         method = TrainingMethod(fits_head=True, is_contrastive=True)
-        mode = "head" if head_alone else "full"
+        mode = "head" if only_head else "full"
         state = tiny_trainer(device=device, mode=mode, dropout=0, method=method)
         with bypass_output_layer(state.model, "classifier"):
             losses = take_steps(state, random_examples(rows), range(3), batch_size=16)
@@ -55,14 +53,14 @@ def test_what_fills_up_a_batch_does_not_change_a_contrastive_step(
         torch.testing.assert_close(filled_parameters[name], values, rtol=0, atol=2e-4)
 
 
-def test_a_plan_has_the_options_of_its_configuration_and_no_others() -> None:
+def test_plan_exposes_only_options_of_its_configuration() -> None:
     plan = tiny_plan(total_steps=1, seed=7)
     assert plan.seed == plan.config.training.seed == 7
     with pytest.raises(AttributeError, match="peak"):
         _ = plan.peak
 
 
-def test_each_step_has_equally_many_texts_of_every_class_in_parts_by_length() -> None:
+def test_contrastive_steps_are_balanced_and_grouped_by_length() -> None:
     classes = np.repeat(np.arange(6), [1, 2, 5, 50, 500, 3])
     lengths = np.arange(len(classes)) % 16 + 1
 
@@ -81,18 +79,20 @@ def test_each_step_has_equally_many_texts_of_every_class_in_parts_by_length() ->
         assert batch.parts[-1][1] == 8
 
 
-def test_large_tables_take_more_steps() -> None:
+def test_large_tables_get_more_contrastive_steps() -> None:
     assert [count_steps(rows) for rows in (10, 3_200, 1_000_000)] == [50, 100, 200]
 
 
-def test_rows_of_large_classes_are_drawn_once() -> None:
+def test_rows_of_large_classes_are_drawn_without_repetition() -> None:
     classes = np.arange(400) % 4
     batch = draw_texts(classes, np.full(400, 8), np.random.default_rng(0), has_parts=False)
     assert len(np.unique(batch.indices)) == TEXTS_PER_STEP
 
 
 @pytest.mark.parametrize(("accuracy", "share"), [(0.0, 1.0), (0.5, 0.75), (1.0, 0.5)])
-def test_an_encoder_that_separates_the_classes_changes_less(accuracy: float, share: float) -> None:
+def test_encoder_that_already_separates_the_classes_changes_less(
+    accuracy: float, share: float
+) -> None:
     model = torch.nn.Linear(2, 2)
     torch.nn.init.ones_(model.weight)
     interpolate(model, {"weight": torch.zeros(2, 2)}, frozen_accuracy=accuracy)

@@ -1,4 +1,4 @@
-"""``--precision auto`` in runs; most timings are simulated."""
+"""``--precision auto`` with simulated timings."""
 
 import pickle
 from dataclasses import asdict
@@ -27,7 +27,7 @@ SHORT: dict[str, Any] = {"precision": "auto", "max_train_samples": 16, "max_step
 
 
 class PlantedTiming:
-    """Counts the timings, and gives each the same result."""
+    """Counts its calls and always returns the same result."""
 
     def __init__(self) -> None:
         self.count, self.result = 0, FASTER
@@ -49,7 +49,7 @@ def choose(cache: Path, *, hidden_size: int = 32) -> str:
     return choose_precision(CpuDevice(), hidden_size=hidden_size, cache=cache).value
 
 
-def test_a_timing_is_kept_for_the_same_size_and_version_on_the_same_machine(
+def test_timing_is_cached_per_size_and_version(
     timing: PlantedTiming, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert choose(tmp_path) == "bf16"
@@ -70,7 +70,7 @@ def test_a_timing_is_kept_for_the_same_size_and_version_on_the_same_machine(
         ({"times_bf16": False}, [], "bf16"),
     ],
 )
-def test_nothing_is_timed_where_the_machine_says_enough(
+def test_timing_is_skipped_if_the_hardware_decides(
     attributes: dict[str, Any],
     instructions: list[str],
     expected: str,
@@ -83,11 +83,11 @@ def test_nothing_is_timed_where_the_machine_says_enough(
         monkeypatch.setattr(CpuDevice, name, value)
     choice = choose_precision(CpuDevice(), hidden_size=32, cache=tmp_path)
     assert (choice.value, timing.count) == (expected, 0)
-    # Other ranks and environment.json get it.
+    # The choice is sent to other ranks and written to environment.json.
     assert pickle.loads(pickle.dumps(choice)) == AutoTunedOption(**asdict(choice))
 
 
-def test_a_device_with_silent_faults_needs_parity_first(
+def test_device_with_silent_faults_needs_parity_for_bf16(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuDevice, "has_silent_faults", True)
@@ -104,7 +104,7 @@ def test_a_device_with_silent_faults_needs_parity_first(
     assert choose(tmp_path) == "bf16"
 
 
-def test_the_choice_and_its_reason_are_shown_and_kept(
+def test_precision_and_its_reason_are_reported_and_saved(
     timing: PlantedTiming, tiny_folder: Path, tmp_path: Path
 ) -> None:
     events: list[Event] = []

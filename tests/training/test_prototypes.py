@@ -1,4 +1,4 @@
-"""Tests for class prototypes on features with known classes."""
+"""Class prototypes on features with known classes."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ Features = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @pytest.fixture
 def features() -> Features:
-    """Names, texts and the classes of the texts, which lie around another point than the names."""
+    """Features of names and texts, which have different centers, and the classes of the texts."""
     random = np.random.default_rng(0)
     classes = random.integers(3, size=300)
     centers = np.eye(3, 16, dtype=np.float32)
@@ -26,7 +26,7 @@ def test_texts_get_the_class_with_the_most_similar_name(features: Features) -> N
     assert (predicted == classes).mean() > 0.95
 
 
-def test_texts_move_the_prototypes_towards_their_classes(features: Features) -> None:
+def test_texts_move_the_prototypes_toward_their_classes(features: Features) -> None:
     names, texts, classes = features
     names += 0.5 * np.random.default_rng(1).normal(size=names.shape).astype(np.float32)
     fitted, by_name = Prototypes.of(names, texts), Prototypes.of(names, texts[:4])
@@ -34,7 +34,7 @@ def test_texts_move_the_prototypes_towards_their_classes(features: Features) -> 
     assert right[0] > right[1]
 
 
-def test_few_texts_hardly_move_the_prototypes(features: Features) -> None:
+def test_few_texts_move_the_prototypes_only_slightly(features: Features) -> None:
     names, texts, _ = features
     starts = names - names.mean(axis=0)
     starts /= np.linalg.norm(starts, axis=1, keepdims=True)
@@ -45,17 +45,17 @@ def test_few_texts_hardly_move_the_prototypes(features: Features) -> None:
     assert few > many
 
 
-def test_a_name_has_at_least_half_of_the_weight_in_the_end(features: Features) -> None:
+def test_name_has_at_least_half_of_the_final_weight(features: Features) -> None:
     names, texts, _ = features
     starts = names - names.mean(axis=0)
     starts /= np.linalg.norm(starts, axis=1, keepdims=True)
-    # These texts have nothing in common with the names.
+    # These texts are unrelated to the names.
     texts = np.roll(texts, 3, axis=1)
     assert (Prototypes.of(names, texts).vectors * starts).sum(axis=1).min() > np.cos(np.pi / 4)
 
 
 @pytest.mark.parametrize(("noise", "least", "most"), [(0.2, 0.8, 0.95), (1.5, 0.3, 0.8)])
-def test_texts_that_leave_their_names_lower_the_confidence(
+def test_texts_far_from_their_names_lower_the_confidence(
     noise: float, least: float, most: float, features: Features
 ) -> None:
     names, texts, _ = features
@@ -74,14 +74,14 @@ def test_logits_are_similarities_divided_by_the_temperature(features: Features) 
     np.testing.assert_allclose(prototypes.head.logits(texts), expected, atol=1e-3)
 
 
-def test_a_name_that_resembles_no_texts_does_not_fit(features: Features) -> None:
+def test_name_without_similar_texts_does_not_fit(features: Features) -> None:
     names, texts, _ = features
     assert Prototypes.of(names, texts).names_fit.all()
     names[1] = names[0] + np.eye(16)[12]
     assert Prototypes.of(names, texts).names_fit.tolist() == [True, False, True]
 
 
-def test_labeled_texts_correct_names_that_mean_another_class(features: Features) -> None:
+def test_labeled_texts_correct_misleading_names(features: Features) -> None:
     names, texts, classes = features
     wrong = names[[1, 2, 0]]
     fitted = [Prototypes.of(wrong, texts, labels) for labels in (None, classes[:30])]

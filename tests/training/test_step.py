@@ -39,7 +39,7 @@ def examples_of(class_weights: str, *, takes_4d_mask: bool = True) -> Examples:
 
 
 def undivided_gradients(class_weights: str, **options: Any) -> tuple[float, dict[str, Any]]:
-    """Return loss and gradients of PyTorch's weighted cross-entropy."""
+    """Return loss and gradients of the weighted cross-entropy in PyTorch."""
     state = tiny_trainer(dropout=0.0, **options)
     examples = examples_of(class_weights, takes_4d_mask=False)
     weights = np.zeros(CLASSES, np.float32)
@@ -61,7 +61,7 @@ def undivided_gradients(class_weights: str, **options: Any) -> tuple[float, dict
         (ROWS, "none", FewShapesDevice()),
     ],
 )
-def test_gradients_of_micro_batches_add_up_to_those_of_the_undivided_batch(
+def test_micro_batch_gradients_sum_to_those_of_the_whole_batch(
     device: Device, class_weights: str, batch_size: int
 ) -> None:
     expected_loss, expected = undivided_gradients(class_weights)
@@ -76,16 +76,14 @@ def test_gradients_of_micro_batches_add_up_to_those_of_the_undivided_batch(
 
 
 class WithoutScaling(CpuDevice):
-    """The CPU, with a kernel of AdamW that ignores the scale of gradients."""
+    """The CPU, with an AdamW kernel that ignores the gradient scale."""
 
     fused_adamw_scales_gradients = False
 
 
 @pytest.mark.parametrize("device", [CpuDevice(), WithoutScaling()])
 @pytest.mark.parametrize("max_grad_norm", [1e-4, 1e-2, 1e2])
-def test_a_step_is_that_of_gradients_clipped_by_pytorch(
-    max_grad_norm: float, device: Device
-) -> None:
+def test_step_matches_gradient_clipping_by_pytorch(max_grad_norm: float, device: Device) -> None:
     def make() -> Any:
         state = tiny_trainer(dropout=0.0, device=device, max_grad_norm=max_grad_norm)
         for group in state.optimizer.param_groups:
@@ -109,9 +107,9 @@ def test_a_step_is_that_of_gradients_clipped_by_pytorch(
 
 
 class NoReads(TorchDispatchMode):
-    """Fails as soon as the values of a tensor are read, for which the CPU would await a GPU.
+    """Fails if tensor values are read, because the CPU would have to wait for a GPU.
 
-    Only for tensors of the CPU can ``tolist`` and ``numpy`` be had without an operation.
+    ``tolist`` and ``numpy`` dispatch an operation except for CPU tensors.
     """
 
     READING = frozenset(
@@ -126,12 +124,12 @@ class NoReads(TorchDispatchMode):
 
 @pytest.fixture
 def no_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[NoReads]:
-    def refuse(tensor: torch.Tensor, *_: Any, **__: Any) -> None:
+    def fail(tensor: torch.Tensor, *_: Any, **__: Any) -> None:
         raise AssertionError("a tensor is read")
 
     with monkeypatch.context() as patch:
         for name in ("tolist", "numpy", "cpu", "__array__"):
-            patch.setattr(torch.Tensor, name, refuse)
+            patch.setattr(torch.Tensor, name, fail)
         yield NoReads()
 
 
@@ -140,7 +138,7 @@ def no_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[NoReads]:
     [("bert", "fp32"), ("bert", "bf16"), ("distilbert", "fp32"), ("roberta", "fp32"),
      ("electra", "bf16")],
 )  # fmt: skip
-def test_nothing_is_read_during_a_step(
+def test_steps_do_not_wait_for_the_gpu(
     architecture: str, precision: str, no_reads: NoReads
 ) -> None:
     state = tiny_trainer(architecture=architecture, precision=precision)
@@ -154,7 +152,7 @@ def test_nothing_is_read_during_a_step(
 
 
 class CapturedOnCpu(CapturedFunction):
-    """Calls the function on copies of the tensors, from the second call on."""
+    """Calls the function on copies of the tensors, starting with the second call."""
 
     failure: str | None = None
 
@@ -185,7 +183,7 @@ class CapturingDevice(CpuDevice):
         return CapturedOnCpu(function)
 
 
-def test_captured_steps_are_the_same_steps() -> None:
+def test_captured_steps_match_eager_steps() -> None:
     captured, plain = tiny_trainer(device=CapturingDevice()), tiny_trainer()
     torch.manual_seed(0)
     losses = take_steps(captured, random_examples(), range(4))
@@ -200,7 +198,7 @@ def test_captured_steps_are_the_same_steps() -> None:
         torch.testing.assert_close(one, expected[name], rtol=1e-5, atol=1e-7, msg=name)
 
 
-def test_bf16_is_for_the_arithmetic_alone() -> None:
+def test_bf16_is_used_only_for_arithmetic() -> None:
     examples = random_examples()
     in_fp32 = tiny_trainer(precision="fp32", dropout=0.0)
     [expected] = take_steps(in_fp32, examples, [0])
@@ -219,7 +217,7 @@ def test_bf16_is_for_the_arithmetic_alone() -> None:
 
 
 def by_name(model: nn.Module, optimizer: torch.optim.Optimizer, setting: str) -> dict[str, float]:
-    """Return a setting of the parameter groups for each parameter that the optimizer changes."""
+    """Return a parameter-group setting for each parameter that the optimizer updates."""
     name_of = {parameter: name for name, parameter in model.named_parameters()}
     return {
         name_of[parameter]: group[setting]
@@ -232,7 +230,7 @@ def expected(model: nn.Module, value_of: Callable[[str], float]) -> dict[str, fl
     return {name: value_of(name) for name, _ in model.named_parameters()}
 
 
-def test_matrices_decay_vectors_do_not_and_the_head_has_a_learning_rate_of_its_own() -> None:
+def test_only_matrices_decay_and_the_head_has_its_own_learning_rate() -> None:
     model = tiny_model()
     head = find_structure(model).head
     plan = tiny_plan(total_steps=1, weight_decay=0.25, head_lr_multiplier=10.0)
@@ -253,10 +251,8 @@ def test_matrices_decay_vectors_do_not_and_the_head_has_a_learning_rate_of_its_o
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("numbers", [3, 2**17])
-def test_norm_shows_what_is_not_finite_in_small_and_large_tensors(
-    numbers: int, value: float
-) -> None:
-    odd = torch.ones(numbers).index_fill(0, torch.tensor(2), value)
-    tensors = [torch.ones(3), torch.ones(2**17), odd]
+def test_norm_is_nonfinite_if_any_tensor_is(numbers: int, value: float) -> None:
+    nonfinite = torch.ones(numbers).index_fill(0, torch.tensor(2), value)
+    tensors = [torch.ones(3), torch.ones(2**17), nonfinite]
     assert total_norm(tensors[:2]) == pytest.approx((3 + 2**17) ** 0.5)
     assert not total_norm(tensors).isfinite()

@@ -25,12 +25,12 @@ ERROR = RuntimeError(CPU_TEXT)
 
 
 class ScarceMemory(TorchDispatchMode):
-    """Raise an error at an operation of a step that has too many rows for the memory.
+    """Raises an error at an operation of a step that has too many rows.
 
     Args:
-        most_rows: The most rows that fit into memory.
-        at: The operation of a step that fails, from 0; None: operations are only counted.
-        only: Operations count only if their names contain this.
+        most_rows: The maximum number of rows that fit in memory.
+        at: The index of the operation that fails, or None to only count operations.
+        only: Operations are ignored unless their names contain this.
         error: The error to raise.
     """
 
@@ -59,7 +59,7 @@ class ScarceMemory(TorchDispatchMode):
 
 @dataclass
 class Training:
-    """Steps on all rows, in micro-batches that fit into memory."""
+    """Steps on all rows, in micro-batches that fit in memory."""
 
     device: Device = field(default_factory=CpuDevice)
     batch_size: int = 8
@@ -93,9 +93,7 @@ def assert_same(left: Training, right: Training, *, tolerance: float = 1e-6) -> 
 
 
 def operations_before_the_step() -> int:
-    """Return how many operations a step with the largest micro-batches dispatches before its
-    update.
-    """
+    """Return the number of operations before the update, with the largest micro-batches."""
     training = Training()
     counting = ScarceMemory(ROWS, error=ERROR)
     make_state(training.state.optimizer)
@@ -108,7 +106,9 @@ def operations_before_the_step() -> int:
 @pytest.mark.parametrize(
     ("place", "is_first_step"), [(0.0, True), (0.3, False), (0.6, True), (0.9, True), (1.0, False)]
 )
-def test_memory_may_run_out_anywhere_before_the_step(place: float, is_first_step: bool) -> None:
+def test_step_recovers_from_out_of_memory_at_any_operation(
+    place: float, is_first_step: bool
+) -> None:
     expected, training = Training(batch_size=4), Training(batch_size=8)
     before = training.parameters()
     failing = 0 if is_first_step else 1
@@ -130,7 +130,7 @@ def test_memory_may_run_out_anywhere_before_the_step(place: float, is_first_step
     assert max((after[name] - before[name]).abs().max() for name in before) > 2e-5
 
 
-def test_repeated_step_draws_the_random_numbers_of_a_first_attempt() -> None:
+def test_repeated_step_uses_the_random_numbers_of_the_first_attempt() -> None:
     options = {"dropout": 0.3}
     expected, training = (Training(batch_size=size, options=options) for size in (4, 8))
     scarce = ScarceMemory(4, at=0, only="native_layer_norm_backward", error=ERROR)

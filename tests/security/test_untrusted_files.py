@@ -1,4 +1,4 @@
-"""Files of strangers do no harm: their code is not run, and their control codes are escaped."""
+"""Untrusted files are harmless. Their code is not executed, and control characters are escaped."""
 
 import csv
 import io
@@ -24,15 +24,15 @@ OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u061c\u2028-\u202e
 MARKUP = "<script>alert(1)</script>"
 CLASSES = (f"a{TITLE}{MARKUP}", f"b{OVERRIDE}![x](https://evil.example/x.png)|`")
 TEXT_COLUMN, LABEL_COLUMN = f"text{CLEAR}", f"label{ISOLATE}<b>"
-EVIL_CODE = "raise SystemExit('code of a stranger runs')"
+EVIL_CODE = "raise SystemExit('untrusted code runs')"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
-# While there are any, code from these folders, pickles, and connections to other machines fail.
+# Code from these folders fails. While the list isn't empty, so do pickles and remote connections.
 watched_folders: list[Path] = []
 
 
 class ForbiddenError(BaseException):
-    """Passes all handlers of errors."""
+    """An error that no handler catches."""
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
@@ -54,13 +54,13 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(_watch)
 
 
-def _refuse(*_: Any, **__: Any) -> NoReturn:
+def _forbid(*_: Any, **__: Any) -> NoReturn:
     raise ForbiddenError("a pickle is read")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Iterator[Path]:
-    """A folder with a stranger's table and model, in which the main commands run."""
+    """The working directory of the main commands, with an untrusted table and model."""
     folder = tmp_path_factory.mktemp(f"here{OVERRIDE}<i>")
     model = shutil.copytree(tiny_folder, folder / "model")
     (model / "pytorch_model.bin").write_bytes(pickle.dumps(print))
@@ -78,8 +78,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Itera
         patch.chdir(folder)
         patch.setenv("HF_TOKEN", TOKEN)
         for name in ("load", "loads", "Unpickler", "_load", "_loads"):
-            patch.setattr(pickle, name, _refuse)
-        patch.setattr(torch, "load", _refuse)
+            patch.setattr(pickle, name, _forbid)
+        patch.setattr(torch, "load", _forbid)
         watched_folders.append(folder)
         yield folder
         watched_folders.clear()
@@ -87,7 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Itera
 
 @pytest.fixture(scope="module")
 def outcomes(folder: Path) -> dict[str, Outcome]:
-    """The output of each main command."""
+    """The outcome of each main command."""
     [table] = (one.name for one in folder.glob("*.csv"))
     columns = ("--text-column", TEXT_COLUMN, "--label-column", LABEL_COLUMN)
     training = flags(data=table, model="model", num_train_epochs=1)
@@ -118,23 +118,21 @@ def _run(*arguments: str) -> Outcome:
     return Outcome(code, output.getvalue(), errors.getvalue())
 
 
-def test_the_main_job_needs_no_pickle_no_code_of_the_folder_and_no_network(
+def test_main_commands_avoid_pickle_local_code_and_the_network(
     outcomes: dict[str, Outcome],
 ) -> None:
     failed = {name: one.errors for name, one in outcomes.items() if one.code}
     assert failed.keys() == {"error", "other label"}, failed
 
 
-def test_nothing_that_is_shown_is_obeyed_by_a_terminal(outcomes: dict[str, Outcome]) -> None:
+def test_output_contains_only_escaped_control_characters(outcomes: dict[str, Outcome]) -> None:
     for name, one in outcomes.items():
-        errors = one.errors.replace("\rLoading weights", "")  # transformers' own progress bar
+        errors = one.errors.replace("\rLoading weights", "")  # progress bar of transformers
         assert not OBEYED.findall(one.output + errors), name
     assert "\\u001b]0;owned" in outcomes["predict"].output
 
 
-def test_no_markup_of_a_stranger_is_in_the_pages(
-    folder: Path, outcomes: dict[str, Outcome]
-) -> None:
+def test_pages_escape_untrusted_markup(folder: Path, outcomes: dict[str, Outcome]) -> None:
     for page in ("out/report.html", "out/model/README.md"):
         text = (folder / page).read_text(encoding="utf-8")
         assert "alert(1)" in text
@@ -143,13 +141,13 @@ def test_no_markup_of_a_stranger_is_in_the_pages(
     assert "![x]" not in (folder / "out/model/README.md").read_text(encoding="utf-8")
 
 
-def test_a_token_is_in_no_output_and_no_file(folder: Path, outcomes: dict[str, Outcome]) -> None:
+def test_token_is_absent_from_output_and_files(folder: Path, outcomes: dict[str, Outcome]) -> None:
     assert not [name for name, one in outcomes.items() if TOKEN in one.output + one.errors]
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert not [path for path in files if TOKEN.encode() in path.read_bytes()]
 
 
-def test_the_watch_sees_a_pickle_code_and_a_connection(folder: Path) -> None:
+def test_audit_hook_detects_pickles_code_and_connections(folder: Path) -> None:
     with pytest.raises(ForbiddenError):
         pickle._Unpickler(io.BytesIO(b"cbuiltins\nprint\n.")).load()  # type: ignore[attr-defined]
     with pytest.raises(ForbiddenError):
