@@ -27,11 +27,11 @@ for _name in list(os.environ):
         del os.environ[_name]
 os.environ |= {
     "COLUMNS": "100",
-    "HF_ENDPOINT": "http://127.0.0.1:9",  # nothing listens: no test reaches the real Hub
+    "HF_ENDPOINT": "http://127.0.0.1:9",  # nothing listens here, so tests can't reach the real Hub
     "HF_HOME": f"{_home.name}/huggingface",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "NO_COLOR": "1",
-    # Tiny models gain nothing from threads, and are much slower if other programs use the cores.
+    # Threads don't speed up tiny models, and slow them down if other programs use the cores.
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "XDG_CACHE_HOME": f"{_home.name}/cache",
@@ -41,10 +41,10 @@ os.environ |= {
 settings.register_profile("finetune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("finetune")
 
-# When slipcover removes probes from code that ran often, it keeps the tensors of all frames alive.
+# When slipcover removes probes from frequently executed code, it keeps all tensors alive.
 slipcover.Slipcover.deinstrument_seen = lambda self: None
 
-# No test cuts the power, and waiting for the disk takes longer than most tests.
+# Waiting for the disk would take longer than most tests.
 os.fsync = lambda descriptor: None
 
 # Shells start background jobs with Ctrl-C ignored, and nohup ignores SIGHUP. Restore both here and
@@ -59,22 +59,22 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test whose GPU can't be used here, with the reason, such as a virtual Mac."""
-    asked = {"mps", "cuda"} & {marker.name for marker in item.iter_markers()}
-    if asked:
+    """Skip tests whose GPU can't be used, with the reason."""
+    required = {"mps", "cuda"} & {marker.name for marker in item.iter_markers()}
+    if required:
         from finetune.devices.select import DEVICES
 
-        for name in asked:
+        for name in required:
             if unusable := DEVICES[name].why_not_usable():
                 pytest.skip(f"needs a GPU for {name}: {unusable.reason}")
 
 
-# The imports are in the fixtures, so that packages without these imports are tested in a second.
+# Fixtures import these modules, so that tests of small packages start in a second.
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small pretrained encoder, as ``save_pretrained`` writes it; tests don't change it."""
+    """The folder of a small pretrained encoder. Tests don't change it."""
     from tiny_models import save_tiny_model
 
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
@@ -91,7 +91,7 @@ def model_without_dropout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """The folder of a quick, finished run; tests don't change it."""
+    """The folder of a quick, finished run. Tests don't change it."""
     from tiny_runs import run_tiny
 
     folder = tmp_path_factory.mktemp("runs") / "finished"
@@ -101,7 +101,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) ->
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> "Command":
-    """Return a function that runs the command in this process, to its end."""
+    """Return a function that runs the command in this process."""
     from tiny_runs import Outcome
 
     from finetune.commands.main import main
@@ -129,7 +129,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Start]":
     def start_one(
         *command: str | Path, environment: dict[str, str] | None = None, **options: Any
     ) -> "subprocess.Popen[str]":
-        # torchrun leaves its folders here.
+        # torchrun leaves folders here.
         variables = {"TMPDIR": str(tmp_path_factory.mktemp("children")), **(environment or {})}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen(command, env=os.environ | variables, **(pipes | options)))

@@ -1,6 +1,6 @@
-"""A local HTTP server on 127.0.0.1 that answers ``huggingface_hub`` as the Hub does.
+"""A local HTTP server on 127.0.0.1 with the API of the Hugging Face Hub.
 
-It serves folders as repositories, accepts uploads without Xet, and can fail as the Hub does.
+It serves folders as repositories, accepts uploads without Xet, and can simulate failures.
 """
 
 import base64
@@ -33,8 +33,8 @@ class Failures:
     Args:
         gated: Repositories whose terms the user has not accepted.
         read_only: Repositories that no token can create.
-        down: Every request is answered with 503.
-        delay_seconds: Time before each answer.
+        down: Whether every request gets status 503.
+        delay_seconds: Time before each response.
         cut_after_bytes: For each file name, the bytes after which the transfer is interrupted.
     """
 
@@ -72,17 +72,17 @@ class HubServer:
         self.failures = Failures()
         self.requests: list[tuple[str, str]] = []
         self.closing = threading.Event()
-        self._server = _Server(("127.0.0.1", 0), _Answer)
+        self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.hub = self
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
 
     @property
     def endpoint(self) -> str:
-        """The address for ``HF_ENDPOINT``."""
+        """The URL for ``HF_ENDPOINT``."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def downloads(self) -> list[str]:
-        """Return the names of the files that were sent, in the order of the requests."""
+        """Return the names of the downloaded files, in the order of the requests."""
         return [
             Path(path).name
             for method, path in self.requests
@@ -111,8 +111,8 @@ def hub_client(
 ) -> Iterator[None]:
     """Point the ``huggingface_hub`` of this process at a server and an empty cache.
 
-    The library reads its environment variables once, when it is imported; these are the places
-    where it stores them. Child processes can use the environment variables.
+    The library reads its environment variables on import and stores them in these constants. Child
+    processes can use the environment variables.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(constants, "ENDPOINT", endpoint)
@@ -135,24 +135,24 @@ class _Server(ThreadingHTTPServer):
     hub: HubServer
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing if a client went away, as after a timeout."""
+        """Ignore clients that disconnect, for instance after a timeout."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
-class _Answer(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Server
 
     def do_GET(self) -> None:
-        self._answer()
+        self._handle()
 
     do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Keep the access log out of the output of tests."""
+        """Suppress the access log."""
 
-    def _answer(self) -> None:
+    def _handle(self) -> None:
         hub = self.server.hub
         path = unquote(urlsplit(self.path).path)
         hub.requests.append((self.command, path))
@@ -160,24 +160,24 @@ class _Answer(BaseHTTPRequestHandler):
         if hub.closing.wait(hub.failures.delay_seconds):
             self.close_connection = True
         elif hub.failures.down:
-            self._refuse(503)
+            self._reject(503)
         elif self.command in ("POST", "PUT"):
-            self._take(path, body)
-        elif asked := re.fullmatch(
+            self._receive(path, body)
+        elif match := re.fullmatch(
             r"/api/(models|datasets)/(.+?)/tree/(refs/[^/]+/[^/]+|[^/]+)(/.+)?", path
         ):
-            self._list_files(*asked.groups())
-        elif asked := re.fullmatch(r"/api/(models|datasets)/(.+?)(?:/revision/(.+))?", path):
-            self._describe_repository(*asked.groups())
-        elif asked := re.fullmatch(
+            self._list_files(*match.groups())
+        elif match := re.fullmatch(r"/api/(models|datasets)/(.+?)(?:/revision/(.+))?", path):
+            self._describe_repository(*match.groups())
+        elif match := re.fullmatch(
             r"/(datasets/)?(.+?)/resolve/(refs/[^/]+/[^/]+|[^/]+)/(.+)", path
         ):
-            kind, repository, revision, name = asked.groups()
+            kind, repository, revision, name = match.groups()
             self._send_file("datasets" if kind else "models", repository, revision, name)
         else:
-            self._refuse(404)
+            self._reject(404)
 
-    def _take(self, path: str, body: bytes) -> None:
+    def _receive(self, path: str, body: bytes) -> None:
         """Receive a part of an upload."""
         hub = self.server.hub
         if stored := re.fullmatch("/large/([0-9a-f]{64})", path):
@@ -193,18 +193,18 @@ class _Answer(BaseHTTPRequestHandler):
             self._send_json({"objects": list(map(self._place, lines[0]["objects"]))})
         elif "/preupload/" in path:
             self._send_json({"files": [_upload_mode(file["path"]) for file in lines[0]["files"]]})
-        elif asked := re.fullmatch(r"/api/models/(.+)/branch/(.+)", path):
-            own = hub.folders["models"][asked[1]]
-            branch = own.with_name(f"{own.name}@{asked[2]}")
-            hub.folders["models"]["@".join(asked.groups())] = shutil.copytree(own, branch)
+        elif match := re.fullmatch(r"/api/models/(.+)/branch/(.+)", path):
+            own = hub.folders["models"][match[1]]
+            branch = own.with_name(f"{own.name}@{match[2]}")
+            hub.folders["models"]["@".join(match.groups())] = shutil.copytree(own, branch)
             self._send_json({})
-        elif asked := re.fullmatch(r"/api/models/(.+)/commit/(.+)", path):
-            self._commit("@".join(asked.groups()).removesuffix("@main"), lines)
+        elif match := re.fullmatch(r"/api/models/(.+)/commit/(.+)", path):
+            self._commit("@".join(match.groups()).removesuffix("@main"), lines)
 
     def _create(self, *, organization: str, name: str, visibility: str, **_: Any) -> None:
         hub, full_name = self.server.hub, f"{organization}/{name}"
         if full_name in hub.failures.read_only:
-            self._refuse(403, headers={"X-Error-Message": "You don't have the rights"})
+            self._reject(403, headers={"X-Error-Message": "You don't have the rights"})
             return
         assert hub.uploads is not None
         hub.folders["models"][full_name] = hub.uploads / full_name
@@ -214,7 +214,7 @@ class _Answer(BaseHTTPRequestHandler):
         self._send_json({"url": f"{hub.endpoint}/{full_name}"})
 
     def _place(self, file: dict[str, Any]) -> dict[str, Any]:
-        """Return the upload address of a large file, unless the server already has the file."""
+        """Return the upload URL of a large file, unless the server already has the file."""
         hub = self.server.hub
         if file["oid"] in hub.large_files:
             return file
@@ -247,7 +247,7 @@ class _Answer(BaseHTTPRequestHandler):
     def _list_files(self, kind: str, repository: str, revision: str, under: str | None) -> None:
         folder, _ = self._open(kind, repository, revision)
         if folder is not None and under:
-            self._refuse(404, code="EntryNotFound")
+            self._reject(404, code="EntryNotFound")
         elif folder is not None:
             self._send_json(_files_in(folder))
 
@@ -257,7 +257,7 @@ class _Answer(BaseHTTPRequestHandler):
             return
         path = folder / name
         if not path.is_file():
-            self._refuse(404, code="EntryNotFound", headers={"X-Repo-Commit": commit})
+            self._reject(404, code="EntryNotFound", headers={"X-Repo-Commit": commit})
             return
         body = path.read_bytes()
         headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
@@ -288,22 +288,22 @@ class _Answer(BaseHTTPRequestHandler):
         has_token = "Authorization" in self.headers
         commit = MAIN_COMMIT if revision == "main" else revision
         folder = hub.folders[kind].get(repository)
-        for name, named in hub.folders[kind].items():
+        for name, other_folder in hub.folders[kind].items():
             own, _, own_revision = name.partition("@")
             own_commit = hashlib.sha1(own_revision.encode()).hexdigest()
             if own == repository and own_revision and revision in (own_revision, own_commit):
-                folder, commit = named, own_commit
+                folder, commit = other_folder, own_commit
         if folder is None:
-            self._refuse(404 if has_token else 401, code="RepoNotFound")
+            self._reject(404 if has_token else 401, code="RepoNotFound")
         elif repository in hub.failures.gated:
-            self._refuse(403 if has_token else 401, code="GatedRepo")
+            self._reject(403 if has_token else 401, code="GatedRepo")
             folder = None
         elif not re.fullmatch("[0-9a-f]{40}", commit):
-            self._refuse(404, code="RevisionNotFound")
+            self._reject(404, code="RevisionNotFound")
             folder = None
         return folder, commit
 
-    def _refuse(
+    def _reject(
         self, status: int, *, code: str | None = None, headers: dict[str, str] | None = None
     ) -> None:
         self._start(

@@ -1,4 +1,4 @@
-"""Simulated machines, faked at the libraries that the package calls.
+"""Simulated machines, which replace functions of libraries that the package calls.
 
 These are ``platform``, ``sysconfig`` and ``subprocess`` of the standard library, ``/proc`` of
 Linux, ``psutil``, and the backends of PyTorch, ``torch.mps`` and ``torch.cuda``. On a GPU that
@@ -22,7 +22,7 @@ REAL_ONES = torch.ones
 REAL_READ_TEXT = Path.read_text
 REAL_RUN = subprocess.run
 
-# The answers of GitHub's hosted runners (actions/runner-images#9918 and #11899).
+# Errors on GitHub-hosted runners (actions/runner-images#9918 and #11899).
 VIRTUAL_MAC_TEXTS = [
     "MPS backend out of memory (MPS allocated: 0 bytes, other allocations: 0 bytes, max allowed: "
     "7.93 GB). Tried to allocate 256 bytes on private pool. Use "
@@ -35,19 +35,19 @@ VIRTUAL_MAC_TEXTS = [
 
 @dataclass(frozen=True)
 class Machine:
-    """A computer, as Python and PyTorch see it.
+    """A computer, as reported to Python and PyTorch.
 
     Args:
         system: The result of ``platform.system``.
         processor: The result of ``platform.machine``.
         macos: The version from ``platform.mac_ver``.
         python_platform: The result of ``sysconfig.get_platform``.
-        sysctls: Values of macOS's kernel, by name.
-        cpuinfo: Content of Linux's ``/proc/cpuinfo``.
+        sysctls: Values of the macOS kernel, by name.
+        cpuinfo: Content of ``/proc/cpuinfo`` on Linux.
         memory_gib: The total memory.
         is_mps_available: Whether PyTorch reports MPS as available.
         recommended_gib: The recommended working set of the GPU.
-        cuda: The version of CUDA that PyTorch is built for, if any.
+        cuda: The CUDA version that PyTorch is built for, or None.
         gpus: Name and free GiB of each NVIDIA GPU, of 139.8 GiB each.
         failure: The error of the first operation on the GPU.
     """
@@ -69,7 +69,7 @@ class Machine:
 def a_mac(
     *, chip: str = "Apple M2", macos: str = "14.5", memory_gib: float = 16.0, **changes: Any
 ) -> Machine:
-    """Return a Mac with Apple silicon that can train on its GPU, apart from the changes."""
+    """Return a Mac with Apple silicon and a working GPU, with these changes."""
     sysctls = {
         "hw.optional.arm64": "1",
         "kern.osproductversion": macos,
@@ -97,7 +97,7 @@ INTEL_MAC = Machine(
         "kern.osproductversion": "13.6",
     },
 )
-# Conda's Python for Intel was built for an old macOS, and reports at most version 10.16.
+# The Intel Python of conda was built for an old macOS and reports at most version 10.16.
 ROSETTA = Machine(
     system="Darwin",
     macos="10.16",
@@ -136,8 +136,8 @@ MACHINES = {
 
 
 def simulate(machine: Machine, patch: pytest.MonkeyPatch) -> None:
-    """Make this process see another machine."""
-    _pretend_system(machine, patch)
+    """Simulate a machine in this process."""
+    _simulate_system(machine, patch)
     patch.setattr(torch, "ones", _ones(machine))
     patch.setattr(torch.backends.mps, "is_available", lambda: machine.is_mps_available)
     recommended_bytes = int(machine.recommended_gib * 2**30)
@@ -160,7 +160,7 @@ def simulate(machine: Machine, patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def _pretend_system(machine: Machine, patch: pytest.MonkeyPatch) -> None:
+def _simulate_system(machine: Machine, patch: pytest.MonkeyPatch) -> None:
     def read_text(path: Path, *arguments: Any, **options: Any) -> str:
         if path == Path("/proc/self/cgroup"):
             return ""
@@ -183,7 +183,7 @@ def _pretend_system(machine: Machine, patch: pytest.MonkeyPatch) -> None:
 
 
 def _run(machine: Machine) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Replace ``subprocess.run`` of macOS's ``sysctl``."""
+    """Replace ``subprocess.run`` for calls of ``sysctl``."""
 
     def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         if command[0] != "/usr/sbin/sysctl":

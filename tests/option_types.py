@@ -14,7 +14,7 @@ BLOCK = re.compile(r"class Options\(TypedDict, total=False\):\n(    .*\n|\n)+", 
 
 
 def make_options() -> str:
-    """Return the class of all options, by name and type."""
+    """Return the class ``Options`` with the types of all options."""
     lines = ["class Options(TypedDict, total=False):"]
     for option in OPTIONS.values():
         words = _spell(option.type)

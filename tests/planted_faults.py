@@ -1,4 +1,4 @@
-"""Known faults of devices, planted where PyTorch dispatches operators to a device."""
+"""Known device faults, planted where PyTorch dispatches operators."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ ATTENTION = nn.functional.scaled_dot_product_attention
 
 
 class Fault(TorchFunctionMode):
-    """Calls a faulty function instead of a function of PyTorch."""
+    """Calls a faulty function instead of a PyTorch function."""
 
     def __init__(self, function: Callable[..., Any], faulty: Callable[..., Any]) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def lose_last_text(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
 
 
 def zero_last_row(*tensors: Any, **options: Any) -> torch.Tensor:
-    """Products with rows of zeros (as in pytorch#180201)."""
+    """Linear layers whose last row is zero (as in pytorch#180201)."""
     output = nn.functional.linear(*tensors, **options)
     return torch.cat([output[:-1], torch.zeros_like(output[-1:])])
 
@@ -69,7 +69,7 @@ def flip_norm_gradients(*tensors: Any, **options: Any) -> torch.Tensor:
 
 
 class SkipsOddLayouts(torch.optim.AdamW):
-    """Changes no tensors that are not contiguous, as MPS once did (pytorch#118115)."""
+    """Skips noncontiguous tensors, as MPS once did (pytorch#118115)."""
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         skipped = [
@@ -84,7 +84,7 @@ class SkipsOddLayouts(torch.optim.AdamW):
 
 
 def plant(trainer: Trainer, fault: Fault) -> None:
-    """Run forwards of a model under a fault, but not forwards of its copies."""
+    """Apply a fault to forward passes of a model, but not of its copies."""
     model = trainer.model
     last = list(model.parameters())[-1]
 

@@ -1,4 +1,4 @@
-"""Runs of tiny models without the parts that a test does not need, such as the report."""
+"""Runs of tiny models without parts that a test doesn't need, such as the report."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from finetune.runs.run import Run
 
 
 def prepare_tiny(model: Path, **options: Any) -> RunInputs:
-    """Prepare a run of a tiny model with the quick options and others; None removes an option."""
+    """Prepare a run of a tiny model with the quick options and ``options``. None removes one."""
     flags = {name: one for name, one in (QUICK | options).items() if one is not None}
     return prepare(load_config(flags=flags | {"model": str(model)}).config)
 
@@ -42,7 +42,7 @@ def train_prepared(inputs: RunInputs, folder: Path) -> Run:
 
 
 def train_tiny(folder: Path, *, model: Path, **options: Any) -> Run:
-    """Prepare and train a tiny model with the quick options and others."""
+    """Prepare and train a tiny model with the quick options and ``options``."""
     return train_prepared(prepare_tiny(model, **options), folder)
 
 
@@ -52,7 +52,7 @@ def finish_run(run: Run) -> RunResults:
 
 
 def parameters_of(run: Run) -> dict[str, torch.Tensor]:
-    """Return the current parameters of a run's whole model, by name."""
+    """Return the current parameters of the whole model of a run, by name."""
     model = run.inputs.text_model.model
     return {name: one.detach().clone() for name, one in model.named_parameters()}
 

@@ -1,4 +1,4 @@
-"""A process of a group, which makes several runs, because joining takes longer than a run."""
+"""A worker process that trains several runs, because joining a group takes longer than a run."""
 
 import json
 import os
@@ -20,7 +20,7 @@ compute_gradients = Trainer.compute_gradients
 
 @dataclass(frozen=True)
 class Work:
-    """A run, and events in its second process.
+    """A run, with events in its second process.
 
     Args:
         options: The options of the run.
@@ -36,7 +36,7 @@ class Work:
 def work(
     works: Sequence[Work], used: Path, found: Path, *, environment: Mapping[str, str], output: Path
 ) -> None:
-    """Make runs, then evaluate a finished run, and write the results of the main process.
+    """Train runs, evaluate a finished run, and write the results of the main process.
 
     Args:
         works: The runs.

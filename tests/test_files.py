@@ -1,4 +1,4 @@
-"""Files that are written atomically."""
+"""Atomic writes and JSON Lines."""
 
 import errno
 from pathlib import Path
@@ -9,7 +9,7 @@ from finetune import files
 from finetune.files import append_jsonl, read_jsonl, write_json, write_jsonl, write_text_atomically
 
 
-def test_json_lines_read_back_what_was_written_and_appended(tmp_path: Path) -> None:
+def test_json_lines_survive_a_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     rows = [{"value": value} for value in (None, 0.1 + 0.2, "a\u2028b\x85c\nd", [True, {"a": 1}])]
     write_jsonl(path, rows[:2])
@@ -17,9 +17,7 @@ def test_json_lines_read_back_what_was_written_and_appended(tmp_path: Path) -> N
     assert read_jsonl(path) == rows
 
 
-def test_numbers_that_json_has_no_word_for_are_refused_and_the_old_file_stays(
-    tmp_path: Path,
-) -> None:
+def test_nan_is_rejected_and_the_old_file_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     write_jsonl(path, [{"loss": 1.5}])
     for write in (write_jsonl, append_jsonl):
@@ -28,7 +26,7 @@ def test_numbers_that_json_has_no_word_for_are_refused_and_the_old_file_stays(
     assert read_jsonl(path) == [{"loss": 1.5}]
 
 
-def test_torn_last_line_is_passed_over_and_replaced_by_the_next(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_skipped_and_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes('{"text": "whole"}\n{"text": "ö'.encode()[:-1])
     assert read_jsonl(path) == [{"text": "whole"}]
@@ -38,19 +36,19 @@ def test_torn_last_line_is_passed_over_and_replaced_by_the_next(tmp_path: Path) 
     assert read_jsonl(path) == [{"text": "whole"}, {"text": "next"}]
 
 
-def test_an_error_of_a_full_disk_names_the_file_of_which_nothing_is_left(
+def test_full_disk_error_reports_the_file_and_leaves_no_partial_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(descriptor: int) -> None:
+    def fail(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", refuse)
+    monkeypatch.setattr(files.os, "fsync", fail)
     with pytest.raises(OSError, match=r"No space left on device: '.*value\.json'"):
         write_json(tmp_path / "value.json", {})
     assert [*tmp_path.iterdir()] == []
 
 
-def test_text_is_replaced_whole_and_readable_by_the_users_group(tmp_path: Path) -> None:
+def test_text_is_replaced_atomically_with_the_usual_mode(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text("old")
     usual_mode = path.stat().st_mode

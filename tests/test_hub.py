@@ -1,4 +1,4 @@
-"""The Hub client, against a server on this machine."""
+"""The Hub client, with a local server."""
 
 import json
 import shutil
@@ -48,7 +48,7 @@ def hub(tmp_path: Path, model_folder: Path) -> Iterator[HubServer]:
 
 
 @pytest.mark.parametrize("error", ["RuntimeError('lost')", "ValueError('no JSON')"])
-def test_an_error_of_the_hubs_client_says_that_the_download_broke_off(
+def test_hub_client_error_reports_an_interrupted_download(
     error: str, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = {"__name__": "huggingface_hub.file_download"}
@@ -64,12 +64,12 @@ def cached_files(tmp_path: Path) -> set[str]:
 
 
 def unfinished_files(tmp_path: Path) -> list[Path]:
-    """Return what a cache must not contain: partial downloads and broken links."""
+    """Return partial downloads and broken links, which a cache must not contain."""
     paths = (tmp_path / "home").rglob("*")
     return [path for path in paths if path.suffix == ".incomplete" or not path.exists()]
 
 
-def test_a_model_comes_with_what_it_needs_and_nothing_else(
+def test_model_download_contains_only_needed_files(
     hub: HubServer, tmp_path: Path, model_folder: Path
 ) -> None:
     folder = fetch_model(MODEL, revision=None)
@@ -80,7 +80,7 @@ def test_a_model_comes_with_what_it_needs_and_nothing_else(
         assert (folder / name).read_bytes() == (model_folder / name).read_bytes()
 
 
-def test_a_sharded_model_comes_with_the_shards_that_its_index_names(
+def test_sharded_model_is_downloaded_with_all_shards_of_its_index(
     hub: HubServer, model_folder: Path
 ) -> None:
     (model_folder / "model.safetensors").unlink()
@@ -93,7 +93,7 @@ def test_a_sharded_model_comes_with_the_shards_that_its_index_names(
 
 
 @pytest.mark.parametrize("revision", [None, "main", MAIN_COMMIT])
-def test_the_cache_serves_a_model_when_the_network_is_down(
+def test_model_is_loaded_from_the_cache_without_a_network(
     hub: HubServer, tmp_path: Path, revision: str | None
 ) -> None:
     folder = fetch_model(MODEL, revision=revision)
@@ -101,9 +101,7 @@ def test_the_cache_serves_a_model_when_the_network_is_down(
         assert fetch_model(MODEL, revision=revision) == folder
 
 
-def test_a_cache_that_can_only_be_read_serves_the_files_that_it_has(
-    hub: HubServer, tmp_path: Path
-) -> None:
+def test_read_only_cache_provides_its_files(hub: HubServer, tmp_path: Path) -> None:
     folder = fetch_model(MODEL, revision=None)
     cache = tmp_path / "home/hub"
     # A file in place of a folder can't be written to, even by root.
@@ -121,14 +119,14 @@ def test_a_cache_that_can_only_be_read_serves_the_files_that_it_has(
     assert "HF_HUB_OFFLINE=1" in raised.value.remedy
 
 
-def test_a_hub_that_does_not_answer_is_reported_with_the_reason(hub: HubServer) -> None:
+def test_unreachable_hub_is_reported_with_the_reason(hub: HubServer) -> None:
     hub.failures.delay_seconds = 300.0
     with pytest.raises(HubNotReachableError, match="timed out") as caught:
         ask_hub("model", MODEL, timeout_seconds=0.3)
     assert hub.endpoint in caught.value.message
 
 
-def test_a_broken_off_download_leaves_nothing_half_written_and_resumes_next_time(
+def test_interrupted_download_leaves_no_partial_files_and_resumes(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
@@ -144,7 +142,7 @@ def test_a_broken_off_download_leaves_nothing_half_written_and_resumes_next_time
     assert hub.downloads() == ["model.safetensors"]
 
 
-def test_a_gated_model_names_its_page_and_the_token(hub: HubServer) -> None:
+def test_gated_model_error_mentions_its_page_and_the_token(hub: HubServer) -> None:
     hub.failures.gated.add(MODEL)
     with pytest.raises(ModelNotFoundError) as raised:
         fetch_model(MODEL, revision=None)
@@ -153,13 +151,13 @@ def test_a_gated_model_names_its_page_and_the_token(hub: HubServer) -> None:
 
 
 @pytest.mark.parametrize("name", ["acme/tinny", "no/such/folder", "two words", "./model"])
-def test_an_unknown_model_asks_to_check_the_spelling(hub: HubServer, name: str) -> None:
+def test_unknown_model_error_suggests_to_check_the_spelling(hub: HubServer, name: str) -> None:
     with pytest.raises(ModelNotFoundError, match=name) as raised:
         fetch_model(name, revision=None)
     assert "spelling" in raised.value.remedy
 
 
-def test_pickled_weights_are_refused_before_anything_is_downloaded(
+def test_pickled_weights_are_rejected_before_the_download(
     hub: HubServer, model_folder: Path
 ) -> None:
     (model_folder / "model.safetensors").unlink()
@@ -169,7 +167,7 @@ def test_pickled_weights_are_refused_before_anything_is_downloaded(
     assert hub.downloads() == []
 
 
-def test_a_cached_tokenizer_is_not_taken_for_a_model(hub: HubServer, tmp_path: Path) -> None:
+def test_cached_tokenizer_is_not_used_as_a_model(hub: HubServer, tmp_path: Path) -> None:
     folder = fetch_model(MODEL, revision=None, with_weights=False)
     with hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True):
         assert fetch_model(MODEL, revision=None, with_weights=False) == folder
@@ -178,7 +176,7 @@ def test_a_cached_tokenizer_is_not_taken_for_a_model(hub: HubServer, tmp_path: P
     assert fetch_model(MODEL, revision=None) == folder
 
 
-def test_the_files_of_a_dataset_are_listed_or_offline_those_in_the_cache(
+def test_dataset_files_are_listed_online_and_from_the_cache_offline(
     hub: HubServer, tmp_path: Path
 ) -> None:
     write_files(tmp_path / "dataset", ["README.md"])

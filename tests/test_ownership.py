@@ -1,4 +1,4 @@
-"""Commands delete and replace only files of this package."""
+"""Commands delete and replace only files that finetune wrote."""
 
 import os
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def all_names(kind: str) -> list[str]:
 
 
 def make_run(path: Path) -> RunFolder:
-    """Write a file of each name that a run uses, and leftovers of a killed process."""
+    """Write a file with each name that a run uses, and leftovers of a killed process."""
     with RunFolder(path).make(overwrite=False) as run:
         write(path, *all_names("run"))
         for file in (run.results_file, run.manifest_file, run.card_file):
@@ -61,7 +61,7 @@ def overwrite(run: RunFolder) -> list[str]:
     return said
 
 
-def test_a_run_that_is_overwritten_loses_its_files_and_nothing_else(tmp_path: Path) -> None:
+def test_overwriting_a_run_deletes_only_its_files(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     notes = write(run.path, *NOTES)
     [said] = overwrite(run)
@@ -70,21 +70,21 @@ def test_a_run_that_is_overwritten_loses_its_files_and_nothing_else(tmp_path: Pa
     assert {path for path in run.path.rglob("*") if path.is_file()} == {*notes, run.manifest_file}
 
 
-def test_a_run_that_is_overwritten_leaves_an_empty_folder(tmp_path: Path) -> None:
+def test_overwriting_a_run_without_other_files_empties_the_folder(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     OwnFolder(run.onnx_folder, "onnx").write_all(dict.fromkeys(all_names("onnx"), "ours"))
     assert overwrite(run) == []
     assert not [*run.path.iterdir()]
 
 
-def test_seeds_that_are_overwritten_take_their_runs_with_them_and_no_others(tmp_path: Path) -> None:
+def test_overwriting_seeds_deletes_only_their_runs(tmp_path: Path) -> None:
     seeds = SeveralFolder(tmp_path / "several", "seeds")
     with seeds.make(overwrite=False):
         write_json(seeds.table_file, {"seeds": [1, 2, 3], "best": None})
         make_run(seeds.run(1).path)
         make_run(seeds.run(2).path)
         notes = write(seeds.path, "seed-2/notes.txt", "seed-3/model/config.json")
-        make_run(seeds.run(4).path)  # of another program
+        make_run(seeds.run(4).path)  # from a different program
     overwrite(seeds)
     assert not seeds.run(1).path.exists()
     assert_kept(notes)
@@ -102,7 +102,7 @@ def test_seeds_that_are_overwritten_take_their_runs_with_them_and_no_others(tmp_
 @pytest.mark.parametrize(
     "manifest", [None, "{}", "[]", "3", '{"tool": "finetune", "kind": "other"}', '{"tool": "mine"}']
 )
-def test_a_folder_of_others_is_refused(
+def test_foreign_folder_is_rejected(
     act: Callable[[Path], object], manifest: str | None, tmp_path: Path
 ) -> None:
     files = write(tmp_path, "config.yaml", "model/config.json", "bench.json")
@@ -116,7 +116,9 @@ def test_a_folder_of_others_is_refused(
 
 
 @pytest.mark.parametrize("name", ["model", "checkpoints", "report.html", "model/config.json"])
-def test_nothing_is_deleted_or_written_through_a_link(name: str, tmp_path: Path) -> None:
+def test_links_are_not_followed_when_files_are_deleted_or_written(
+    name: str, tmp_path: Path
+) -> None:
     run = make_run(tmp_path / "run")
     (tmp_path / "elsewhere").mkdir()
     os.rename(run.path / name, tmp_path / "elsewhere" / Path(name).name)
@@ -129,14 +131,14 @@ def test_nothing_is_deleted_or_written_through_a_link(name: str, tmp_path: Path)
     assert {path for path in (tmp_path / "elsewhere").rglob("*") if path.is_file()} == before
 
 
-def test_a_link_to_a_run_stands_for_it(tmp_path: Path) -> None:
+def test_link_to_a_run_folder_is_followed(tmp_path: Path) -> None:
     make_run(tmp_path / "disk" / "run")
     (tmp_path / "run").symlink_to(tmp_path / "disk" / "run")
     overwrite(RunFolder(tmp_path / "run"))
     assert not [path for path in (tmp_path / "disk" / "run").rglob("*") if path.is_file()]
 
 
-def test_an_output_file_is_none_of_a_run(tmp_path: Path) -> None:
+def test_output_file_cannot_be_a_file_of_a_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     for file in (run.predictions_file, run.manifest_file, run.model_folder / "model.safetensors"):
         with pytest.raises(UsageError, match="is a file of"):

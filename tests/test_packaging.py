@@ -1,4 +1,4 @@
-"""The installed package: archives, version ranges and pins."""
+"""Wheel contents, version ranges and pins."""
 
 import subprocess
 import sys
@@ -32,13 +32,13 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def source_names(folder: str, pattern: str) -> set[str]:
-    """Return the files of a folder of the repository, as paths from its root."""
+    """Return the files in a repository folder, as paths from the root."""
     names = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob(pattern)}
     assert names, f"{folder} holds no {pattern}"
     return names
 
 
-def test_wheel_holds_the_code_the_recipes_and_the_questions(archives: Path) -> None:
+def test_wheel_contains_code_presets_and_questions(archives: Path) -> None:
     [wheel] = archives.glob("*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
 
@@ -49,7 +49,7 @@ def test_wheel_holds_the_code_the_recipes_and_the_questions(archives: Path) -> N
 
 
 @pytest.mark.parametrize("requirement", DIRECT, ids=lambda requirement: requirement.name)
-def test_direct_dependency_is_pinned_inside_its_range(requirement: Requirement) -> None:
+def test_direct_dependency_is_pinned_within_its_range(requirement: Requirement) -> None:
     name = canonicalize_name(requirement.name)
     pinned = [str(pin.specifier).removeprefix("==") for pin in PINS if pin.name == name]
     assert pinned

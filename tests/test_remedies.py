@@ -66,15 +66,15 @@ TEXTS = [
 ]
 
 
-def test_texts_name_flags_and_commands() -> None:
+def test_texts_contain_options_and_commands() -> None:
     assert sum(len(FLAG.findall(text)) for _, text in TEXTS) >= 100
     assert sum(len(COMMAND.findall(text)) for _, text in TEXTS) >= 20
     assert "--device" in flags_of("run")
     assert "--no-feature-cache" in flags_of("run")
 
 
-def test_every_flag_is_one_of_a_command() -> None:
-    """Flags that only doctor has, such as --ops, are no remedy for a run."""
+def test_each_option_in_a_text_exists() -> None:
+    """Options that only doctor has, such as --ops, are not a remedy for a run."""
     commands = frozenset().union(*(flags_of(name) for name in COMMANDS if name != "doctor"))
     for file, text in TEXTS:
         own = flags_of("doctor") if file == "commands/doctor.py" else frozenset()
@@ -83,7 +83,7 @@ def test_every_flag_is_one_of_a_command() -> None:
         assert unknown <= NVIDIA_SMI, (file, text)
 
 
-def test_every_command_exists_and_has_the_flags_beside_it() -> None:
+def test_each_command_in_a_text_exists_and_has_its_options() -> None:
     for file, text in TEXTS:
         for line in (found.rstrip(".") for found in COMMAND.findall(text)):
             names = [line.split()[0]]

@@ -1,4 +1,4 @@
-"""The keys of the JSON that other programs read, recorded with the version that has them."""
+"""The keys of the JSON output that other programs read, recorded with their schema version."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,7 @@ OPEN |= {"versions", "probabilities", "templates"}
 
 
 def keys_of(value: Any, place: str = "") -> Iterator[str]:
-    """Yield the paths of all keys; keys of open mappings are ``*``."""
+    """Yield the paths of all keys, with ``*`` for keys of open mappings."""
     for item in value if isinstance(value, list | tuple) else []:
         yield from keys_of(item, place)
     is_open = place.rpartition(".")[2].removeprefix("test_").removeprefix("eval_") in OPEN
@@ -35,7 +35,7 @@ def keys_of(value: Any, place: str = "") -> Iterator[str]:
 
 def run_results(folder: Path) -> dict[str, Any]:
     results = read_json(folder / "all_results.json")
-    # The words of a tiny model are by chance.
+    # The words of a tiny model are arbitrary.
     results["details"]["class_words"].clear()
     return results
 
@@ -59,7 +59,7 @@ def outputs(
     command: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Mapping[str, Callable[[], dict[str, Any]]]:
-    """How each JSON is made, by its name."""
+    """Functions that return the JSON of each command."""
     monkeypatch.chdir(tmp_path)
     table = tmp_path / "table.csv"
     rows = [f"who wrote the book {n} ?,{'ab'[n % 2]}" for n in range(60)]
@@ -84,7 +84,7 @@ def outputs(
     }
 
 
-def test_other_keys_have_another_schema_version(
+def test_changed_keys_require_a_new_schema_version(
     outputs: Mapping[str, Callable[[], dict[str, Any]]],
 ) -> None:
     recorded = yaml.safe_load(RECORD.read_text())

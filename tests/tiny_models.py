@@ -1,4 +1,4 @@
-"""Small random encoders of each architecture, with a real tokenizer, saved in folders."""
+"""Small random encoders of each architecture, with a real tokenizer."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +71,7 @@ ARCHITECTURES = ("bert", "distilbert", "roberta", "electra", "deberta-v2", "mode
 
 
 def tiny_model(architecture: str = "bert", *, classes: int = 6, **changes: Any) -> PreTrainedModel:
-    """Return a random sequence classifier, the same for the same arguments."""
+    """Return a reproducible random sequence classifier."""
     torch.manual_seed(0)
     config = tiny_config(architecture)
     config.update({"num_labels": classes, **changes})
@@ -80,7 +80,7 @@ def tiny_model(architecture: str = "bert", *, classes: int = 6, **changes: Any) 
 
 
 def tiny_case(architecture: str = "bert", **changes: Any) -> Case:
-    """Return the search case of a small encoder that trains all layers, apart from the changes."""
+    """Return a search case for a small encoder with all layers trained, with these changes."""
     case = Case(
         device="cpu", architecture=architecture_of(tiny_config(architecture).to_dict()), classes=6,
         mode=Mode("full"), padded_length=16, precision="fp32",
@@ -90,7 +90,7 @@ def tiny_case(architecture: str = "bert", **changes: Any) -> Case:
 
 
 def tiny_tokenizer(padding_side: str = "right") -> PreTrainedTokenizerFast:
-    """Return a lower-casing WordPiece tokenizer with BERT's special tokens."""
+    """Return a lowercasing WordPiece tokenizer with the special tokens of BERT."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     letters = list("abcdefghijklmnopqrstuvwxyz0123456789?.,'-")
     vocabulary = [*special, *letters, *(f"##{letter}" for letter in letters), *COMMON_WORDS.split()]
@@ -113,7 +113,7 @@ def tiny_tokenizer(padding_side: str = "right") -> PreTrainedTokenizerFast:
 
 
 def save_tiny_model(folder: Path, architecture: str = "bert", **changes: Any) -> Path:
-    """Write a small pretrained encoder in the format that users have, and return its folder."""
+    """Save a small pretrained encoder and its tokenizer, and return the folder."""
     tiny_model(architecture, **changes).base_model.save_pretrained(folder)
     # XLNet reads the last token.
     tiny_tokenizer("left" if architecture == "xlnet" else "right").save_pretrained(folder)

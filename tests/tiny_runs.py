@@ -1,4 +1,4 @@
-"""Helpers for tests of whole runs: a small model, quick options, and the command."""
+"""Helpers for run tests, such as quick options and a function that runs the command."""
 
 import os
 import re
@@ -65,7 +65,7 @@ Command = Callable[..., Outcome]
 
 
 def slow(value: Any) -> Any:
-    """Return a parameter of a test that the quick tests leave out."""
+    """Return a test parameter that the quick tests skip."""
     return pytest.param(value, marks=pytest.mark.slow)
 
 
@@ -88,8 +88,8 @@ def copy_run(
     Args:
         run: The run.
         to: The folder of the copy.
-        answers: Predictions for the first test rows, which replace the run's.
-        rows: Predicted test rows, which replace the run's.
+        answers: Predictions that replace those of the first test rows.
+        rows: Predicted test rows that replace those of the run.
         options: Options to change in the configuration.
     """
     (to / "model").mkdir(parents=True)
@@ -111,7 +111,7 @@ def copy_run(
 
 
 def flags(**options: Any) -> list[str]:
-    """Return the quick options, and others, as a user would type them."""
+    """Return the quick options and ``options`` as command-line arguments."""
     return [
         word
         for option, value in (QUICK | options).items()
@@ -122,7 +122,7 @@ def flags(**options: Any) -> list[str]:
 def finetune_in_a_child(
     *arguments: str | Path, environment: dict[str, str] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command in a new process, to its end."""
+    """Run the command in a new process, and wait for it."""
     return subprocess.run(
         [sys.executable, "-m", "finetune", *arguments],
         env=os.environ | (environment or {}),
@@ -133,7 +133,7 @@ def finetune_in_a_child(
 
 
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
-    """Return the saved model's parameters, by name."""
+    """Return the parameters of the saved model, by name."""
     return load_file(run / "model" / "model.safetensors")
 
 
@@ -160,7 +160,7 @@ def press_ctrl_c() -> None:
 
 
 def logged_metrics(run: Path) -> list[dict[str, Any]]:
-    """Return the rows of ``metrics.jsonl`` without values that depend on the machine's speed."""
+    """Return the rows of ``metrics.jsonl`` without speed and memory."""
     return [
         {name: value for name, value in row.items() if name not in SPEED_AND_MEMORY}
         for row in read_jsonl(run / "metrics.jsonl")
@@ -168,7 +168,7 @@ def logged_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def unfinished_files(folder: Path) -> list[Path]:
-    """Return the leftovers of a kill during writing: partial files and dangling links."""
+    """Return the leftovers of an interrupted write, such as partial files and dangling links."""
     return [
         path
         for path in folder.rglob("*")

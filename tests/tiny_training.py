@@ -1,4 +1,4 @@
-"""Helpers for tests of training: a simulated MPS device, random rows, tiny models."""
+"""Helpers for training tests, such as simulated devices, random rows and tiny trainers."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -57,7 +57,7 @@ class FewShapesDevice(CpuDevice):
         self.shapes = replace(FEW_SHAPES, min_examples=min_examples)
 
 
-def device_with_shapes_of_cuda() -> CpuDevice:
+def device_with_cuda_shapes() -> CpuDevice:
     """Return the CPU with the batch shapes of CUDA."""
     device = CpuDevice()
     device.shapes = CAPTURED_SHAPES
@@ -65,7 +65,7 @@ def device_with_shapes_of_cuda() -> CpuDevice:
 
 
 class OtherDevice(FewShapesDevice):
-    """The CPU as a device that is compared with the CPU."""
+    """The CPU, treated as a device that is compared with the CPU."""
 
     name = "other"
     is_reference = False
@@ -73,7 +73,7 @@ class OtherDevice(FewShapesDevice):
 
 
 def random_texts(rows: int = 23) -> EncodedTexts:
-    """Return texts of 3 to 12 random, non-special tokens, the same for the same call."""
+    """Return reproducible texts of 3 to 12 random, non-special tokens."""
     random = np.random.default_rng(rows)
     lengths = random.integers(3, 13, size=rows)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -95,7 +95,7 @@ def random_examples(
 
 
 def tiny_plan(**values: Any) -> Plan:
-    """Return a plan from some options and numbers, for steps that don't report or save."""
+    """Return a plan with these options and numbers of steps, which doesn't save."""
     options = {
         "learning_rate": 1e-3, "warmup_fraction": 0.0, "weight_decay": 0.01, "seed": 0,
         "head_lr_multiplier": 1.0, "precision": "fp32", "early_stopping_patience": 0,
@@ -114,7 +114,7 @@ def tiny_trainer(
     dropout: float = 0.1,
     **options: Any,
 ) -> TrainingLoop:
-    """Return the trainer of a small model, ready for steps; the same for the same arguments.
+    """Return a reproducible trainer of a small model, ready for steps.
 
     Options are further values of its plan.
     """
@@ -145,7 +145,7 @@ def cut_all_rows(
 def take_steps(
     trainer: TrainingLoop, examples: Examples, numbers: Iterable[int], *, batch_size: int = 4
 ) -> list[float]:
-    """Take the steps with these numbers, each on all rows; return their losses."""
+    """Take the steps with these numbers, each on all rows, and return their losses."""
     return [
         trainer.take_step(number, cut_all_rows(trainer, examples, batch_size=batch_size)).item()
         for number in numbers

@@ -6,7 +6,7 @@ import torch
 from tiny_models import ARCHITECTURES, tiny_model
 from tiny_training import (
     FewShapesDevice,
-    device_with_shapes_of_cuda,
+    device_with_cuda_shapes,
     random_examples,
     take_steps,
     tiny_trainer,
@@ -57,8 +57,8 @@ def test_batched_logits_match_single_row_logits(architecture: str) -> None:
         (FewShapesDevice(), 5, ROWS, [5] * 5),
         (FewShapesDevice(min_examples=2), 1, 3, [2, 2, 2]),
         # Evaluation doesn't capture graphs, so a single text is not padded to two.
-        (device_with_shapes_of_cuda(), 64, 1, [1]),
-        (device_with_shapes_of_cuda(), 5, ROWS, [5] * 4 + [3]),
+        (device_with_cuda_shapes(), 64, 1, [1]),
+        (device_with_cuda_shapes(), 5, ROWS, [5] * 4 + [3]),
         (CpuDevice(), 64, 1, [1]),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import finetune
 
-# Variable with the module and the text of the line at which a process crashes.
+# Environment variable with the module and the text of the line at which a process crashes.
 CRASH = "REHEARSED_CRASH"
 
 
@@ -130,7 +130,7 @@ BRANCHES = tuple(Branch(*values) for values in (
     ("evaluation.predict", "count = distributed.world_size()", _TWO_CPUS, _RUN),
 ))  # fmt: skip
 
-# What no rehearsal reaches, and the tests that do.
+# Modules that rehearsals don't reach, and the tests that do.
 UNCOVERED = {
     "devices.cpu": "the peak of a run on the CPU of a Mac: tests/devices/test_cpu.py",
     "devices.captured": "CUDA graphs need a GPU: tests/devices/test_cuda_graphs.py",
@@ -138,7 +138,7 @@ UNCOVERED = {
     "runs.checkpoint": "the best step of several ranks: tests/runs/test_processes.py",
     "runs.run": "a failing run saves unless others train with it: tests/commands/test_torchrun.py",
 }
-# The names of what makes code depend on the machine.
+# Names that make code depend on the machine.
 MARKS = re.compile(
     r"has_silent_faults|times_bf16|is_reference|pads_batches|counts_evaluation|max_shapes"
     r"|\.captures\b|world_size\(\)|is_mac\(\)|is_linux\(\)|can_fork\(\)|\"/proc|is_shared"

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rehearsal.script import MAX_SECONDS, STEPS, Stage, StepError, write_tables
 
-# Modules that commands import when they need them.
+# Modules that commands import lazily.
 LAZY = (
     "onnxscript", "onnxruntime", "peft", "uvicorn", "evaluate", "sklearn.metrics",
     "transformers.models.bert.modeling_bert", "transformers.models.auto.modeling_auto",
@@ -37,8 +37,8 @@ LAZY = (
 )  # fmt: skip
 
 
-# The standard deviation of weights. Those of a new BERT give logits near zero, which 16 bits round
-# more than those of a trained model.
+# The standard deviation of weights. A new BERT has logits near zero, for which rounding errors in
+# 16 bits are larger than in a trained model.
 WEIGHT_SIZE = 0.1
 # Characters of a failure, whose JSON fits into 4 KiB.
 _MAX_FAILURE = 2000
@@ -139,7 +139,7 @@ def run_and_exit(module: str, *, output: int) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a step ended; ``failure`` is empty if it passed, ``seconds`` is processor time."""
+    """The outcome of a step. ``failure`` is empty if it passed, and ``seconds`` is CPU time."""
 
     machine: str
     step: str
@@ -148,7 +148,7 @@ class Outcome:
 
 
 def play(name: str, stage: Stage) -> str:
-    """Run a step, and return why it failed; empty if it passed."""
+    """Run a step, and return why it failed, or an empty string if it passed."""
     try:
         STEPS[name](stage)
     except StepError as error:
@@ -179,7 +179,7 @@ def import_everything() -> None:
 
 
 def be_machine(name: str, folder: Path, model: Path) -> Stage:
-    """Make this process and its children see a machine, and return where its commands run."""
+    """Simulate a machine in this process and its children, and return where its commands run."""
     from huggingface_hub import constants
     from rehearsal import stand_ins
 
@@ -190,7 +190,7 @@ def be_machine(name: str, folder: Path, model: Path) -> Stage:
     programs.mkdir(parents=True)
     write_tables(folder)
     stand_ins.write_caffeinate(programs)
-    # Python imports a module of this name when it starts.
+    # Python imports a module with this name at startup.
     (programs / "sitecustomize.py").write_text(
         "from rehearsal import stand_ins\nstand_ins.prepare()\n"
     )
@@ -204,7 +204,7 @@ def be_machine(name: str, folder: Path, model: Path) -> Stage:
     # The import read these from the variables of this process. Each machine has its own cache.
     constants.HF_HUB_CACHE = str(folder / "cache" / "hub")
     constants.HF_ASSETS_CACHE = str(folder / "cache" / "assets")
-    # Nobody reads the speeds, which take a second each.
+    # The speeds are ignored, and would take a second each.
     trial_model._MIN_TIMED_SECONDS = 0.05
     trials.subprocess = SimpleNamespace(  # type: ignore[assignment]
         Popen=ForkedModule, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
@@ -218,7 +218,7 @@ def be_machine(name: str, folder: Path, model: Path) -> Stage:
 def rehearse_machine(
     name: str, folder: Path, model: Path, *, with_crashes: bool
 ) -> Iterator[Outcome]:
-    """Rehearse on a simulated machine; with crashes, expect each planted one to be noticed."""
+    """Rehearse on a simulated machine. With crashes, expect each planted crash to be detected."""
     from rehearsal.crashes import BRANCHES, CRASH
     from rehearsal.stand_ins import REHEARSALS
 
@@ -230,10 +230,10 @@ def rehearse_machine(
             if (branch.machine, branch.step) == (name, step):
                 copy = Path(shutil.copytree(stage.folder, folder / f"{name}-crash"))
                 crashing = replace(stage, folder=copy, variables={CRASH: branch.crash})
-                noticed = play(step, crashing)
+                detected = play(step, crashing)
                 shutil.rmtree(copy)
                 crash = f"crash at {branch.module}: {branch.text}"
-                yield Outcome(name, crash, 0, "" if noticed else f"{step} doesn't notice it")
+                yield Outcome(name, crash, 0, "" if detected else f"{step} doesn't detect it")
         yield from play_all(name, stage, [step])
 
 
@@ -290,7 +290,7 @@ def rehearse_here(device: str, folder: Path) -> Iterator[Outcome]:
 
 
 def write_log(folder: Path, lines: Sequence[str], log: Path) -> None:
-    """Write a file to attach to a report: a line per command, then what each printed."""
+    """Write a file to attach to a report, with a line per command and the output of each."""
     outputs = [file.read_text(errors="replace") for file in sorted(folder.glob("output-*.txt"))]
     log.write_text("\n".join([*lines, "", *outputs]), encoding="utf-8")
 

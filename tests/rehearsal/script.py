@@ -1,4 +1,4 @@
-"""The commands that are rehearsed, with the options of a first run, and what each must do."""
+"""The commands to rehearse, with the options of a first run, and checks of their output."""
 
 import json
 import os
@@ -27,11 +27,11 @@ class Process(Protocol):
 
 
 Start = Callable[[Sequence[str], Mapping[str, str], Path, Path], Process]
-"""Starts a command: its arguments, variables, working directory and the file of its output."""
+"""Starts a command, given its arguments, variables, working directory and output file."""
 
 
 class StepError(Exception):
-    """A command did not do what the script expects."""
+    """A command didn't behave as the script expects."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Stage:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def launch(self, *arguments: str, **variables: str) -> tuple[Process, Path]:
-        """Start a command; also return the file of its output."""
+        """Start a command, and return its process and its output file."""
         output = self.folder / f"output-{len([*self.folder.glob('output-*')]):03}.txt"
         output.write_text(f"$ finetune {' '.join(arguments)}\n")
         cache = str(self.folder / "cache")
@@ -68,7 +68,7 @@ class Stage:
         return self.start(arguments, environment, self.folder, output), output
 
     def run(self, *arguments: str) -> str:
-        """Run a command to its end, and return its output."""
+        """Run a command, and return its output."""
         process, output = self.launch(*arguments)
         return check(process.wait(), output)
 
@@ -87,7 +87,7 @@ class Stage:
         return outputs[0]
 
     def check_run(self, run: str, output: str) -> None:
-        """Check the device and the precision that a run used, and what it printed of them."""
+        """Check the device and precision of a run, in its results and its output."""
         results = json.loads((self.folder / run / "all_results.json").read_text())
         expect(results["device"] == self.device, f"{run} ran on {results['device']}")
         expect(results["precision"] in self.precisions, f"{run} ran in {results['precision']}")
@@ -102,14 +102,14 @@ def expect(is_right: bool, failure: str) -> None:
 
 
 def check(code: int, output: Path, *, expected: int = 0) -> str:
-    """Return the output of a command, which must have ended with an exit code."""
+    """Return the output of a command, and check its exit code."""
     text = output.read_text(errors="replace")
     expect(code == expected and "Traceback" not in text, f"exit code {code}\n{text}")
     return text
 
 
 def free_port() -> str:
-    """Return a port on which nothing listens."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return str(server.getsockname()[1])
 
@@ -120,7 +120,7 @@ def is_running(process: Process) -> bool:
 
 
 def wait_for(is_done: Callable[[], Any], process: Process, output: Path) -> None:
-    """Wait while a process runs, until something is done."""
+    """Wait until a condition is true, and fail if the process exits first."""
     ends_at = time.monotonic() + MAX_SECONDS
     while not is_done():
         expect(time.monotonic() < ends_at and is_running(process), output.read_text())
@@ -250,14 +250,14 @@ def served(stage: Stage, *arguments: str) -> Iterator[Callable[..., Any]]:
     wait_for(address, process, output)
     base, _, token = address().partition("/?token=")
 
-    def ask(path: str, body: Any = None) -> Any:
+    def request(path: str, body: Any = None) -> Any:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         with urlopen(Request(base + path, data, headers), timeout=60) as response:
             return json.load(response)
 
     try:
-        yield ask
+        yield request
     finally:
         os.kill(process.pid, signal.SIGTERM)
         code = process.wait()
@@ -266,20 +266,20 @@ def served(stage: Stage, *arguments: str) -> Iterator[Callable[..., Any]]:
 
 def label(stage: Stage) -> None:
     options = ("--classes", "LOC,NUM,HUM", "--no-browser")
-    with served(stage, "label", "new.txt", *options) as ask:
+    with served(stage, "label", "new.txt", *options) as request:
         ends_at = time.monotonic() + MAX_SECONDS
-        while (status := ask("/api/status"))["features"] < 1:
+        while (status := request("/api/status"))["features"] < 1:
             expect(time.monotonic() < ends_at and not status["error"], str(status))
             time.sleep(0.02)
-        row = ask("/api/next")["row"]
-        status = ask("/api/label", {"row": row, "label": "HUM"})
+        row = request("/api/next")["row"]
+        status = request("/api/label", {"row": row, "label": "HUM"})
         expect(status["labeled"] == 1 and not status["error"], str(status))
     expect("HUM" in (stage.folder / "new.labels.csv").read_text(), "the label is not saved")
 
 
 def serve(stage: Stage) -> None:
-    with served(stage, "serve", "full", "--port", "0") as ask:
-        [[answer]] = ask("/predict", {"inputs": ["Who wrote Faust?"]})
+    with served(stage, "serve", "full", "--port", "0") as request:
+        [[answer]] = request("/predict", {"inputs": ["Who wrote Faust?"]})
         expect(0 < answer["score"] <= 1, str(answer))
 
 

@@ -1,4 +1,4 @@
-"""Other machines, which compute with CPU tensors: what each reports, and nothing else.
+"""Simulated machines, which report other hardware but compute with CPU tensors.
 
 Read this file next to ``finetune/devices/mps/device.py``, ``cuda.py`` and ``host.py``. It replaces
 what they ask PyTorch and the system. ``machines.py`` has the part that other tests use too.
@@ -27,12 +27,12 @@ from finetune.devices.base import Device
 from finetune.devices.cuda import CudaDevice
 from finetune.devices.mps.device import MpsDevice
 
-# Variable with the name of the machine, for the child processes of a command.
+# Environment variable with the machine name, for the child processes of a command.
 MACHINE = "REHEARSED_MACHINE"
 CPU = torch.device("cpu")
 # The export takes ten seconds, and does not depend on the device.
 EXPORT = "export onnx"
-# Steps that don't depend on the device: one Mac rehearses them.
+# Steps that don't depend on the device. They are rehearsed on one Mac.
 ANYWHERE = (
     EXPORT, "run --seeds 2", "run --folds 3", "compare", "report", "data check", "label", "serve",
 )  # fmt: skip
@@ -41,7 +41,7 @@ ALONE = (
     *ANYWHERE, "doctor", "doctor --parity", "predict a text", "predict a file", "data audit",
     "find-batch",
 )  # fmt: skip
-# Runs that all other tests do on a CPU, and that don't ask which kind of CPU it is.
+# Runs that other tests do on a CPU, and that don't depend on the kind of CPU.
 _OTHER_RUNS = (
     "run --train-layers 2", "run --lora-rank 8", "run with few labels", "run without labels",
     "run with several labels", "run --long-texts windows", "kill and resume",
@@ -51,7 +51,7 @@ _ON_A_CPU = (*ANYWHERE, *_OTHER_RUNS, "predict a file")
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A machine on which the commands are rehearsed, and what they should say about it.
+    """A machine on which the commands are rehearsed, and the device that they should report.
 
     Args:
         machine: What the machine reports.
@@ -60,7 +60,7 @@ class Rehearsal:
         parity: The 16-bit precisions in which ``doctor --parity`` runs first.
         hidden: Folders and files that the machine doesn't have.
         ranks: The number of processes of each run.
-        left_out: Steps that are the same as on another machine.
+        left_out: Steps that are the same as on a different machine.
     """
 
     machine: Machine
@@ -99,7 +99,7 @@ REHEARSALS: Mapping[str, Rehearsal] = {
 
 
 def prepare() -> None:
-    """Make this process, a child of a command, see the machine of the environment variable."""
+    """Simulate the machine in the environment variable in this child process of a command."""
     # Libraries import other modules on a Mac.
 
     be_on(REHEARSALS[os.environ[MACHINE]])
@@ -107,20 +107,20 @@ def prepare() -> None:
 
 
 def be_on(rehearsal: Rehearsal) -> None:
-    """Make this process see another machine, until it ends."""
+    """Simulate a machine in this process until it exits."""
     patch = pytest.MonkeyPatch()
     simulate(rehearsal.machine, patch)
     _hide_files(rehearsal.hidden, patch)
     if rehearsal.machine.system == "Darwin":
-        _be_a_mac(patch)
+        _simulate_macos(patch)
     if rehearsal.device == "mps":
-        _have_metal(patch)
+        _simulate_metal(patch)
     if rehearsal.device == "cuda":
-        _have_cuda(patch)
+        _simulate_cuda(patch)
 
 
 def _hide_files(hidden: tuple[str, ...], patch: pytest.MonkeyPatch) -> None:
-    """Let ``pathlib`` find none of these files; psutil still reads them."""
+    """Hide these files from ``pathlib``. psutil still reads them."""
 
     def hide(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Path, *arguments: Any, **options: Any) -> Any:
@@ -137,8 +137,8 @@ def _hide_files(hidden: tuple[str, ...], patch: pytest.MonkeyPatch) -> None:
             patch.setattr(Path, name, hide(getattr(Path, name)))
 
 
-def _be_a_mac(patch: pytest.MonkeyPatch) -> None:
-    """Have the C library of macOS, and its units."""
+def _simulate_macos(patch: pytest.MonkeyPatch) -> None:
+    """Simulate the C library of macOS and its units."""
     real_library, real_usage = ctypes.CDLL, resource.getrusage
 
     def open_library(name: str | None, *arguments: Any, **options: Any) -> Any:
@@ -156,7 +156,7 @@ def _be_a_mac(patch: pytest.MonkeyPatch) -> None:
 
 
 def _write_footprint(process_id: int, flavor: int, usage: Any) -> int:
-    """Write the footprint of a process where ``proc_pid_rusage`` of macOS writes it."""
+    """Write the footprint of a process to the field that ``proc_pid_rusage`` uses on macOS."""
     try:
         resident_bytes = psutil.Process(process_id).memory_info().rss
     except psutil.NoSuchProcess:
@@ -165,8 +165,8 @@ def _write_footprint(process_id: int, flavor: int, usage: Any) -> int:
     return 0
 
 
-def _have_metal(patch: pytest.MonkeyPatch) -> None:
-    """Have the GPU of a Mac; its tensors are in the memory of this process."""
+def _simulate_metal(patch: pytest.MonkeyPatch) -> None:
+    """Simulate the GPU of a Mac, with tensors in the memory of this process."""
     patch.setattr(MpsDevice, "torch_device", CPU)
     patch.setattr(torch.mps, "current_allocated_memory", _resident_bytes)
     patch.setattr(torch.mps, "driver_allocated_memory", _resident_bytes)
@@ -175,8 +175,8 @@ def _have_metal(patch: pytest.MonkeyPatch) -> None:
     _count_memory(patch)
 
 
-def _have_cuda(patch: pytest.MonkeyPatch) -> None:
-    """Have an NVIDIA GPU per rank, without CUDA graphs."""
+def _simulate_cuda(patch: pytest.MonkeyPatch) -> None:
+    """Simulate an NVIDIA GPU per rank, without CUDA graphs."""
     patch.setattr(CudaDevice, "torch_device", CPU)
     patch.setattr(CudaDevice, "captures", False)
     patch.setattr(CudaDevice, "capture", Device.capture)
@@ -242,7 +242,7 @@ def _expect_float(fraction: float) -> None:
 
 
 def write_caffeinate(folder: Path) -> None:
-    """Write the program of macOS that keeps a Mac awake while another process runs."""
+    """Write a stand-in for ``caffeinate``, which keeps a Mac awake while a process runs."""
     program = folder / "caffeinate"
     program.write_text("#!/bin/sh\nexec tail --pid=$3 -f /dev/null\n")
     program.chmod(stat.S_IRWXU)

@@ -46,13 +46,13 @@ def test_commands_work_on_other_machines() -> None:
 @pytest.mark.skipif(
     "PLANTED_CRASHES" not in os.environ, reason="takes minutes: set PLANTED_CRASHES=1"
 )
-def test_planted_crashes_are_noticed() -> None:
+def test_planted_crashes_are_detected() -> None:
     machines = [*REHEARSALS]
     lines = rehearse("--crashes", "--machines", *machines)
     assert len(lines) == count_steps(machines) + len(BRANCHES)
 
 
-def test_code_that_depends_on_the_machine_is_listed() -> None:
+def test_machine_dependent_modules_are_listed() -> None:
     assert modules_with_branches() <= {branch.module for branch in BRANCHES} | UNCOVERED.keys()
 
 

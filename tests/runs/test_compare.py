@@ -58,7 +58,7 @@ def test_loss_difference_has_an_interval(finished_run: Path, tmp_path: Path) -> 
     assert [loss.low, loss.high] == pytest.approx([1, 1])
 
 
-def test_the_reference_may_be_the_best_on_validation(finished_run: Path, tmp_path: Path) -> None:
+def test_reference_can_be_the_best_run_on_validation(finished_run: Path, tmp_path: Path) -> None:
     for name, accuracy in (("a", 0.5), ("b", 0.9), ("c", 0.7)):
         change_json(copy_run(finished_run, tmp_path / name) / "all_results.json",
                     eval_accuracy=accuracy, eval_macro_f1=accuracy)  # fmt: skip

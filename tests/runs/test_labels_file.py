@@ -74,7 +74,7 @@ def test_folds_test_only_random_rows(
 
 
 @pytest.mark.parametrize("arguments", [["data", "check"], ["init"], ["run", "--dry-run"]])
-def test_chosen_rows_get_no_linear_head_estimate(
+def test_linear_head_estimate_is_skipped_for_selected_rows(
     arguments: list[str], table: Path, tiny_folder: Path, tmp_path: Path, command: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

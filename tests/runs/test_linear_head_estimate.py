@@ -27,7 +27,7 @@ def load(config: Config) -> tuple[pyarrow.Table, LoadedData]:
     return data.splits["train"], data
 
 
-def test_a_run_of_the_head_uses_the_same_features(tiny_folder: Path, tmp_path: Path) -> None:
+def test_head_run_reuses_the_features_of_the_estimate(tiny_folder: Path, tmp_path: Path) -> None:
     options = {"max_train_samples": 64, "cache_dir": str(tmp_path / "cache"), "batch_size": "auto"}
     config = config_of(tiny_folder, **options, freeze_core=True)
     found = estimate_linear_head(config, *load(config))
@@ -43,8 +43,8 @@ def test_a_run_of_the_head_uses_the_same_features(tiny_folder: Path, tmp_path: P
         validation_fraction=None, learning_rate=None, num_train_epochs=None,
         emit=emitted.append,
     )  # fmt: skip
-    said = [one.message for one in emitted if isinstance(one, Info)]
-    assert "reusing features of the frozen layers for 64 train rows" in said
+    messages = [one.message for one in emitted if isinstance(one, Info)]
+    assert "reusing features of the frozen layers for 64 train rows" in messages
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_run_of_the_head_uses_the_same_features(tiny_folder: Path, tmp_path: P
         (["a|b", "b", "a|c"] * 20, "cross-validated: Micro F1 "),
     ],
 )
-def test_numbers_and_several_labels_have_their_own_metric(
+def test_regression_and_multi_label_estimates_have_their_own_metric(
     labels: list[str], words: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
     table = tmp_path / "rows.csv"
@@ -77,7 +77,7 @@ def test_numbers_and_several_labels_have_their_own_metric(
         (None, 9, "9 training rows are too few"),
     ],
 )
-def test_what_can_not_be_measured_is_said_and_is_no_failure(
+def test_missing_estimate_is_explained_and_not_an_error(
     model: str | None, rows: int, reason: str, tiny_folder: Path
 ) -> None:
     config = config_of(model or tiny_folder, max_train_samples=rows)

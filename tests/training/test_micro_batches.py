@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny_training import (
     CLASSES,
     FewShapesDevice,
-    device_with_shapes_of_cuda,
+    device_with_cuda_shapes,
     random_examples,
     take_steps,
     tiny_trainer,
@@ -140,7 +140,7 @@ def test_both_passes_of_a_text_use_the_same_dropout() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 8, 40])
-@pytest.mark.parametrize("device", [CpuDevice(), device_with_shapes_of_cuda()], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("device", [CpuDevice(), device_with_cuda_shapes()], ids=["cpu", "cuda"])
 def test_forward_passes_have_at_most_batch_size_windows(device: Device, batch_size: int) -> None:
     state, shapes = tiny_trainer(device=device), []
     state.model.register_forward_pre_hook(

@@ -61,7 +61,7 @@ def undivided_gradients(class_weights: str, **options: Any) -> tuple[float, dict
         (ROWS, "none", FewShapesDevice()),
     ],
 )
-def test_micro_batch_gradients_sum_to_those_of_the_whole_batch(
+def test_micro_batch_gradients_sum_to_the_whole_batch_gradients(
     device: Device, class_weights: str, batch_size: int
 ) -> None:
     expected_loss, expected = undivided_gradients(class_weights)

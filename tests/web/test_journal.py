@@ -1,4 +1,4 @@
-"""The files of ``finetune label``: nothing is lost, and no foreign file is overwritten."""
+"""The files of ``finetune label`` keep all labels, and other files are not overwritten."""
 
 import errno
 import json
@@ -46,7 +46,7 @@ ACTIONS = [
 
 
 @pytest.mark.parametrize("undone", range(len(ACTIONS) + 1))
-def test_undo_and_a_new_start_lead_to_the_same_labels(undone: int, path: Path) -> None:
+def test_undo_and_restart_lead_to_the_same_labels(undone: int, path: Path) -> None:
     initial = {"classes": ["z", "a", "b"], "rows": {9: ("z",)}, "how": {9: "file"}}
     journal = open_journal(path, **initial)
     for action in ACTIONS[: len(ACTIONS) - undone]:
@@ -59,13 +59,13 @@ def test_undo_and_a_new_start_lead_to_the_same_labels(undone: int, path: Path) -
     assert journal.labels == expected
     table = journal.table_path.read_text()
     journal.close()
-    again = open_journal(path, **initial)  # a renamed class does not come back
+    again = open_journal(path, **initial)  # a renamed class isn't restored
     assert again.labels == expected
     assert again.table_path.read_text() == table
     again.close()
 
 
-def test_a_line_that_a_kill_has_cut_was_never_answered(path: Path) -> None:
+def test_incomplete_line_after_a_kill_is_ignored(path: Path) -> None:
     journal = open_journal(path)
     for row in range(3):
         journal.record(label(row, "a"))
@@ -96,7 +96,7 @@ def test_a_line_that_a_kill_has_cut_was_never_answered(path: Path) -> None:
         (None, None, {"multi": True}, DataError, "of another kind"),
     ],
 )
-def test_files_of_others_are_rejected_and_kept(
+def test_foreign_files_are_rejected_and_kept(
     name: str | None,
     content: str,
     options: dict[str, Any],
@@ -128,7 +128,7 @@ def test_files_of_others_are_rejected_and_kept(
         (".hidden.csv", ".hidden"),
     ],
 )
-def test_each_file_has_its_own_journal(name: str, stem: str, tmp_path: Path) -> None:
+def test_each_input_file_has_its_own_journal(name: str, stem: str, tmp_path: Path) -> None:
     journal = open_journal(tmp_path / name)
     assert journal.path.name == f"{stem}.labels.jsonl"
     assert journal.table_path.name == f"{stem}.labels.csv"
@@ -145,7 +145,7 @@ def test_each_file_has_its_own_journal(name: str, stem: str, tmp_path: Path) -> 
         (["text 1", "text 5"], [0, 2, 3]),
     ],
 )
-def test_labels_stay_with_their_texts_if_the_file_changes(
+def test_labels_follow_their_texts_if_the_file_changes(
     texts: list[str], rows: list[int], path: Path
 ) -> None:
     journal = open_journal(path)
@@ -163,7 +163,7 @@ def test_labels_stay_with_their_texts_if_the_file_changes(
     assert numbers == [str(row + 1) if row < len(texts) else "" for row in again.labels.rows]
 
 
-def test_the_random_order_stays_if_rows_are_added(path: Path) -> None:
+def test_random_order_is_stable_if_rows_are_added(path: Path) -> None:
     texts = [f"text {number}" for number in range(100)]
     journal = open_journal(path, texts=texts)
     before = journal.order.tolist()
@@ -182,7 +182,7 @@ def excel(table: str) -> bytes:
 
 @pytest.mark.parametrize("is_running", [False, True])
 @pytest.mark.parametrize("save", [str.encode, excel, lambda table: table.encode("cp1252")])
-def test_edits_of_the_table_are_read(
+def test_edits_to_the_table_are_read(
     save: Callable[[str], bytes], is_running: bool, path: Path
 ) -> None:
     journal = open_journal(path, texts=["one", "two", "thr\u00e9e", "four", "five"])
@@ -208,7 +208,7 @@ def test_edits_of_the_table_are_read(
     assert again.labels == journal.labels
 
 
-def test_edits_that_cannot_be_kept_are_refused(path: Path) -> None:
+def test_unsupported_edits_are_rejected(path: Path) -> None:
     journal = open_journal(path)
     journal.record(label(0, "a"))
     lines = journal.table_path.read_text().splitlines()
@@ -223,7 +223,7 @@ def test_edits_that_cannot_be_kept_are_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["append_jsonl", "write_text_atomically"])
-def test_a_full_disk_changes_nothing(
+def test_full_disk_keeps_labels_and_files_unchanged(
     name: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = open_journal(path)
@@ -245,7 +245,7 @@ def test_a_full_disk_changes_nothing(
     assert open_journal(path).labels.rows == {0: ("a",), 2: ("c",)}
 
 
-def test_two_servers_do_not_share_a_file(path: Path) -> None:
+def test_second_server_on_the_same_file_is_rejected(path: Path) -> None:
     journal = open_journal(path)
     with pytest.raises(UsageError, match="being labeled by another"):
         open_journal(path)
@@ -269,7 +269,7 @@ def multi() -> Iterator[Action]:
 
 
 @pytest.mark.parametrize("kind", [single, multi])
-def test_run_reads_the_table_with_the_random_texts_as_test_split(kind: Any, path: Path) -> None:
+def test_run_uses_random_texts_of_the_table_as_test_split(kind: Any, path: Path) -> None:
     journal = open_journal(path, multi=kind is multi)
     numbers = []
     for action in kind():

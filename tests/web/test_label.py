@@ -1,4 +1,4 @@
-"""``finetune label`` over HTTP: its input, its answers, and what it rejects."""
+"""``finetune label`` over HTTP."""
 
 import csv
 import errno
@@ -36,7 +36,7 @@ from finetune.web.labeling import (
 )
 
 TOKEN = "secret"
-# Texts to a shop, 8 of each of 8 classes.
+# Customer messages, 8 for each of 8 classes.
 SUPPORT = Path(__file__).with_name("support.csv")
 WORDS = {"refund": "money back please", "praise": "very good indeed", "bug": "it crashes often"}
 TEXTS = [f"{words} {number}" for number in range(30) for words in WORDS.values()]
@@ -44,7 +44,7 @@ TRUE = [name for _ in range(30) for name in WORDS]
 
 
 def read_features(columns: Sequence[Sequence[str]]) -> Any:
-    """Return a vector close to the vector of its class, for texts and for class names."""
+    """Return vectors of texts or class names, each close to the vector of its class."""
     random = np.random.default_rng(0)
     keys = [[name in text or words in text for name, words in WORDS.items()] for text in columns[0]]
     return np.array(keys, np.float32) + random.normal(0, 0.1, (len(keys), 3)).astype(np.float32)
@@ -65,7 +65,7 @@ def session(tmp_path: Path) -> Iterator[LabelingSession]:
     session.stop()
 
 
-def client_of(session: LabelingSession, **options: Any) -> TestClient:
+def make_client(session: LabelingSession, **options: Any) -> TestClient:
     app = make_label_app(session, name="<b>.csv", hosts=["testserver"], token=TOKEN)
     return TestClient(app, **{"headers": {"Authorization": f"Bearer {TOKEN}"}, **options})
 
@@ -78,14 +78,14 @@ def wait_until(client: TestClient, is_true: Callable[[Any], Any]) -> Any:
     return status
 
 
-def test_names_of_classes_give_suggestions_before_the_first_label(session: LabelingSession) -> None:
-    client = client_of(session)
+def test_class_names_give_suggestions_before_the_first_label(session: LabelingSession) -> None:
+    client = make_client(session)
     session.start()
     wait_until(client, lambda status: client.get("/api/next").json()["suggestion"])
     assert not client.get("/api/status").json()["error"]
 
 
-def test_descriptions_replace_names_that_mean_nothing(tmp_path: Path) -> None:
+def test_class_descriptions_replace_meaningless_names(tmp_path: Path) -> None:
     described = {
         "x": ["money back", "money back please"],
         "y": ["very good indeed"],
@@ -94,7 +94,7 @@ def test_descriptions_replace_names_that_mean_nothing(tmp_path: Path) -> None:
     source = LabelSource([[*TEXTS]], Labels([*described]), False)
     journal = LabelJournal(tmp_path / "texts.csv", source)
     session = LabelingSession(journal, read_features, descriptions=described)
-    client = client_of(session)
+    client = make_client(session)
     session.start()
     wait_until(client, lambda status: client.get("/api/next").json()["suggestion"])
     suggested = [client.get(f"/api/next?row={row}").json()["suggestion"] for row in (1, 2, 4, 5)]
@@ -102,7 +102,7 @@ def test_descriptions_replace_names_that_mean_nothing(tmp_path: Path) -> None:
     session.stop()
 
 
-def test_each_class_gets_its_share_of_the_first_texts_and_no_random_text() -> None:
+def test_first_texts_are_balanced_and_exclude_random_texts() -> None:
     features = normalize(read_features([TEXTS]))
     names = dict(zip(WORDS, normalize(read_features([[*WORDS]])), strict=True))
     order = np.random.default_rng(0).permutation(len(TEXTS))
@@ -120,7 +120,7 @@ def test_each_class_gets_its_share_of_the_first_texts_and_no_random_text() -> No
 
 
 @pytest.mark.parametrize("as_file", [False, True])
-def test_the_first_text_has_a_suggestion(
+def test_first_text_has_a_suggestion(
     as_file: bool, tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -134,7 +134,7 @@ def test_the_first_text_has_a_suggestion(
     chosen = {"class_descriptions": "classes.csv"} if as_file else {"classes": ",".join(classes)}
     loaded = load(data="texts.txt", model=str(tiny_folder), device="cpu", **chosen)
     session = open_session(loaded, is_multi=False)
-    client = client_of(session)
+    client = make_client(session)
     session.start()
     wait_until(client, lambda status: client.get("/api/next").json()["suggestion"])
     status = client.get("/api/status").json()
@@ -145,8 +145,8 @@ def test_the_first_text_has_a_suggestion(
     session.stop()
 
 
-def test_texts_are_labeled_one_after_another(session: LabelingSession) -> None:
-    client = client_of(session)
+def test_texts_are_shown_and_labeled_one_at_a_time(session: LabelingSession) -> None:
+    client = make_client(session)
     session.start()
     wait_until(client, lambda status: status["features"] == 1)
     shown = {}
@@ -171,8 +171,8 @@ def test_texts_are_labeled_one_after_another(session: LabelingSession) -> None:
     assert client.get("/api/next").json()["row"] == undone["row"]
 
 
-def test_classes_are_added_renamed_merged_deleted_and_found(tmp_path: Path) -> None:
-    client = client_of(make_session(tmp_path, classes="abc"))
+def test_classes_can_be_added_renamed_merged_deleted_and_searched(tmp_path: Path) -> None:
+    client = make_client(make_session(tmp_path, classes="abc"))
     for row, name in ((1, " a "), (2, "b"), (3, "c")):
         client.post("/api/label", json={"row": row, "label": name})
     client.post("/api/classes", json={"name": "d"})
@@ -186,8 +186,8 @@ def test_classes_are_added_renamed_merged_deleted_and_found(tmp_path: Path) -> N
     assert status["labeled"] == 2
 
 
-def test_a_deleted_class_leaves_the_others_of_a_text(tmp_path: Path) -> None:
-    client = client_of(make_session(tmp_path, multi=True, classes="ab"))
+def test_deleting_a_class_keeps_other_labels_of_a_text(tmp_path: Path) -> None:
+    client = make_client(make_session(tmp_path, multi=True, classes="ab"))
     for row, names in ((1, ["a", "b"]), (2, ["b"]), (3, [])):
         client.post("/api/label", json={"row": row, "label": names})
     status = client.post("/api/classes", json={"name": "b", "new_name": ""}).json()
@@ -196,8 +196,8 @@ def test_a_deleted_class_leaves_the_others_of_a_text(tmp_path: Path) -> None:
     assert labels == {1: ["a"], 3: []}
 
 
-def test_skipped_texts_are_listed_and_shown_again(session: LabelingSession) -> None:
-    client = client_of(session)
+def test_skipped_texts_are_listed_and_can_be_shown_again(session: LabelingSession) -> None:
+    client = make_client(session)
     first = client.get("/api/next").json()["row"]
     client.post("/api/label", json={"row": first, "label": None})
     assert [row["row"] for row in client.get("/api/texts?skipped").json()] == [first]
@@ -208,8 +208,8 @@ def test_skipped_texts_are_listed_and_shown_again(session: LabelingSession) -> N
     assert client.get("/api/texts?skipped").json() == []
 
 
-def test_a_page_that_is_out_of_date_is_told(session: LabelingSession) -> None:
-    client = client_of(session)
+def test_stale_page_gets_status_412(session: LabelingSession) -> None:
+    client = make_client(session)
 
     def post(label: str | None, **was: str | None) -> int:
         body = {"row": 1, "label": label, **was}
@@ -227,7 +227,7 @@ def test_a_page_that_is_out_of_date_is_told(session: LabelingSession) -> None:
 
 
 @pytest.mark.parametrize("multi", [False, True])
-def test_a_confirmed_label_does_not_come_back(multi: bool, tmp_path: Path) -> None:
+def test_confirmed_label_is_not_listed_as_a_contradiction(multi: bool, tmp_path: Path) -> None:
     session = make_session(tmp_path, multi=multi)
 
     def label(row: int, name: str) -> None:
@@ -236,7 +236,7 @@ def test_a_confirmed_label_does_not_come_back(multi: bool, tmp_path: Path) -> No
     for row in range(40):
         label(row, "bug" if row == 3 else TRUE[row])
     session.start()
-    client = client_of(session)
+    client = make_client(session)
     wait_until(client, lambda status: status["agreement"])
     assert [row["row"] for row in client.get("/api/contradictions").json()] == [4]
     label(3, "bug")
@@ -248,13 +248,13 @@ def test_a_confirmed_label_does_not_come_back(multi: bool, tmp_path: Path) -> No
     session.stop()
 
 
-def test_a_full_disk_is_reported_and_the_label_is_not_kept(
+def test_full_disk_is_reported_and_the_label_is_not_saved(
     session: LabelingSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(path: Path, rows: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    client = client_of(session)
+    client = make_client(session)
     with monkeypatch.context() as patch:
         patch.setattr("finetune.web.journal.append_jsonl", fail)
         response = client.post("/api/label", json={"row": 1, "label": "bug"})
@@ -264,18 +264,18 @@ def test_a_full_disk_is_reported_and_the_label_is_not_kept(
     assert client.get("/api/status").json()["labeled"] == 0
 
 
-def test_an_unexpected_error_is_json_too(
+def test_unexpected_error_is_returned_as_json(
     session: LabelingSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session.journal, "record", None)
-    client = client_of(session, raise_server_exceptions=False)
+    client = make_client(session, raise_server_exceptions=False)
     response = client.post("/api/label", json={"row": 1, "label": "bug"})
     assert response.status_code == 500
     assert response.json() == {"error": "unexpected TypeError"}
 
 
 def read_words(columns: Sequence[Sequence[str]]) -> Any:
-    """Return which class has its name or its first word in each text."""
+    """Return features that count the name and the first word of each class."""
     keys = [(name, words.split()[0]) for name, words in WORDS.items()]
     counts = [
         [sum(text.split().count(key) for key in pair) for pair in keys] for text in columns[0]
@@ -284,9 +284,9 @@ def read_words(columns: Sequence[Sequence[str]]) -> Any:
 
 
 @pytest.mark.parametrize("multi", [False, True])
-def test_words_that_speak_for_the_suggestion_are_marked(multi: bool, tmp_path: Path) -> None:
+def test_words_that_support_the_suggestion_are_highlighted(multi: bool, tmp_path: Path) -> None:
     session = make_session(tmp_path, multi=multi, read=read_words, texts=[*TEXTS, "very " * 101])
-    client = client_of(session)
+    client = make_client(session)
     for row in range(24):
         session.label(LabelBody(row=row + 1, label=[TRUE[row]] if multi else TRUE[row]))
     session.start()
@@ -299,32 +299,32 @@ def test_words_that_speak_for_the_suggestion_are_marked(multi: bool, tmp_path: P
         assert answer["label"] == shown["suggestion"]["label"]
         assert "".join(piece for piece, _ in answer["text"]) == shown["text"]
         assert [piece for piece, is_word in answer["text"] if is_word] == [word] * bool(word)
-    # Row 32 isn't shown any more.
+    # Row 32 is no longer shown.
     assert client.get("/api/words?row=32").json()["text"] == [[TEXTS[31], False]]
     assert client.get("/api/words?row=92").status_code == 404
     session.stop()
 
 
-def test_words_keep_no_other_request_waiting(tmp_path: Path) -> None:
-    has_asked, may_answer = threading.Event(), threading.Event()
+def test_explanations_do_not_block_other_requests(tmp_path: Path) -> None:
+    has_started, may_finish = threading.Event(), threading.Event()
 
     def read(columns: Sequence[Sequence[str]]) -> Any:
         if "back please 0" in columns[0]:  # the first text without its first word
-            has_asked.set()
-            assert may_answer.wait(30)
+            has_started.set()
+            assert may_finish.wait(30)
         return read_words(columns)
 
     session = make_session(tmp_path, read=read)
-    client = client_of(session)
+    client = make_client(session)
     session.start()
     wait_until(client, lambda status: client.get("/api/next?row=1").json()["suggestion"])
     with ThreadPoolExecutor() as pool:
         first = pool.submit(client.get, "/api/words?row=1")
-        assert has_asked.wait(30)
+        assert has_started.wait(30)
         second = pool.submit(client.get, "/api/words?row=1")
         client.post("/api/label", json={"row": 1, "label": "refund"})
         assert client.get("/api/next").json()["row"] != 1
-        may_answer.set()
+        may_finish.set()
         assert [
             any(is_word for _, is_word in each.result(30).json()["text"])
             for each in (first, second)
@@ -332,9 +332,9 @@ def test_words_keep_no_other_request_waiting(tmp_path: Path) -> None:
     session.stop()
 
 
-def test_the_status_counts_suggestions_and_names_one_metric(tmp_path: Path) -> None:
+def test_status_reports_agreement_and_one_metric(tmp_path: Path) -> None:
     session = make_session(tmp_path)
-    client = client_of(session)
+    client = make_client(session)
     session.start()
     wait_until(client, lambda status: client.get("/api/next").json()["suggestion"])
     for number in range(35):
@@ -352,26 +352,26 @@ def test_the_status_counts_suggestions_and_names_one_metric(tmp_path: Path) -> N
     session.stop()
 
 
-def test_several_labels_have_the_metric_of_the_run(tmp_path: Path) -> None:
+def test_multi_label_status_reports_micro_f1(tmp_path: Path) -> None:
     session = make_session(tmp_path, multi=True)
     for row in range(40):
         session.label(LabelBody(row=row + 1, label=[TRUE[row]]))
     session.start()
-    client = client_of(session)
+    client = make_client(session)
     agreement = wait_until(client, lambda status: status["agreement"])["agreement"]
     assert agreement["metric"] == "micro F1"
     assert agreement["low"] <= agreement["value"] <= agreement["high"]
     session.stop()
 
 
-def test_the_proposed_command_has_the_options_of_the_session(
+def test_suggested_command_contains_the_options_of_the_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my texts.txt").write_text("one\ntwo\n \nthree")
     loaded = load(data="my texts.txt", classes="a,b", model="minilm", device="cpu")
     session = open_session(loaded, is_multi=False)
-    client = client_of(session)
+    client = make_client(session)
     plain = "finetune run 'my texts.labels.csv' --model minilm --device cpu"
     unlabeled = f"{plain} --unlabeled 'my texts.txt' --classes a,b"
     assert client.get("/api/status").json()["command"] == unlabeled
@@ -383,7 +383,7 @@ def test_the_proposed_command_has_the_options_of_the_session(
     session.stop()
 
 
-def test_the_guessed_model_is_printed_and_in_the_proposed_command(
+def test_guessed_model_is_printed_and_in_the_suggested_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -396,11 +396,11 @@ def test_the_guessed_model_is_printed_and_in_the_proposed_command(
     session.stop()
 
 
-def test_a_head_learns_and_contradicts_a_wrong_label(session: LabelingSession) -> None:
+def test_fitted_head_contradicts_a_wrong_label(session: LabelingSession) -> None:
     for row in range(40):
         session.label(LabelBody(row=row + 1, label="bug" if row == 3 else TRUE[row]))
     session.start()
-    client = client_of(session)
+    client = make_client(session)
     status = wait_until(client, lambda status: status["agreement"])
     assert status["agreement"]["value"] >= 1 - 1.5 / status["agreement"]["texts"]
     if 3 not in session._selection.random_rows:
@@ -416,7 +416,7 @@ def test_labeling_works_without_a_model(tmp_path: Path) -> None:
     session, events = make_session(tmp_path, multi=True, read=fail, classes="ab"), list[Event]()
     with sent_to(events.append):
         session.start()
-    client = client_of(session)
+    client = make_client(session)
     wait_until(client, lambda status: status["error"])
     hows = set()
     for _ in range(8):
@@ -465,10 +465,10 @@ POST = {"content-type": "application/json", "authorization": f"Bearer {TOKEN}"}
         ("POST", "/api/label", POST, '{"row": 1, "label": "' + "a" * 2**20 + '"}', 413),
     ],
 )
-def test_a_request_is_answered_or_rejected_with_a_sentence(
+def test_requests_succeed_or_return_an_error_message(
     method: str, path: str, headers: dict[str, str], body: str, code: int, session: LabelingSession
 ) -> None:
-    response = client_of(session, headers={}).request(method, path, headers=headers, content=body)
+    response = make_client(session, headers={}).request(method, path, headers=headers, content=body)
     assert response.status_code == code, response.text
     assert "default-src 'none'" in response.headers["content-security-policy"]
     if code >= 400:
@@ -476,8 +476,8 @@ def test_a_request_is_answered_or_rejected_with_a_sentence(
         assert not session.journal.actions
 
 
-def test_the_page_escapes_names_and_sets_a_cookie(session: LabelingSession) -> None:
-    client = client_of(session, headers={})
+def test_page_escapes_names_and_sets_a_cookie(session: LabelingSession) -> None:
+    client = make_client(session, headers={})
     page = client.get(f"/?token={TOKEN}")
     assert "&lt;b&gt;.csv" in page.text
     assert "HttpOnly" in page.headers["set-cookie"]
@@ -514,7 +514,7 @@ def test_the_page_escapes_names_and_sets_a_cookie(session: LabelingSession) -> N
          [["one text", "two"]], {0: ("1",)}),
     ],
 )  # fmt: skip
-def test_a_file_is_read_with_its_labels(
+def test_input_file_is_read_with_its_labels(
     name: str, content: str, multi: bool, texts: Any, labels: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / name
@@ -527,7 +527,7 @@ def test_a_file_is_read_with_its_labels(
 
 
 class Served:
-    """A ``finetune label`` in a separate process."""
+    """``finetune label`` in a separate process."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         arguments = [*("label", "texts.txt", "--no-browser", "--json"), *options]
@@ -538,7 +538,7 @@ class Served:
         assert self.process.stdout
         self.address = json.loads(self.process.stdout.readline() or "{}").get("address", "")
 
-    def ask(self, path: str, body: Any = None) -> Any:
+    def request(self, path: str, body: Any = None) -> Any:
         base, _, token = self.address.partition("/?token=")
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
@@ -547,29 +547,31 @@ class Served:
 
 
 @pytest.mark.slow
-def test_kills_lose_no_label_and_a_signal_ends_it_well(tmp_path: Path, tiny_folder: Path) -> None:
+def test_labels_survive_kills_and_a_signal_stops_the_server(
+    tmp_path: Path, tiny_folder: Path
+) -> None:
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     options = ["--model", str(tiny_folder), "--classes", ",".join(WORDS), "--device", "cpu"]
-    answered: dict[int, str] = {}
+    labeled: dict[int, str] = {}
     random = np.random.default_rng(0)
     for _ in range(2):
         served = Served(tmp_path, *options)
         end, row = time.monotonic() + random.uniform(0.1, 1.0), 0
-        while time.monotonic() < end and len(answered) < len(TEXTS):
-            row = served.ask("/api/next")["row"]
-            assert row not in answered
-            answered[row] = TRUE[row - 1]
-            served.ask("/api/label", {"row": row, "label": TRUE[row - 1]})
+        while time.monotonic() < end and len(labeled) < len(TEXTS):
+            row = served.request("/api/next")["row"]
+            assert row not in labeled
+            labeled[row] = TRUE[row - 1]
+            served.request("/api/label", {"row": row, "label": TRUE[row - 1]})
         served.process.kill()
         served.process.wait()
     served = Served(tmp_path, *options)
     second = Served(tmp_path, *options)
     assert second.process.wait(60) == 2
-    assert served.ask("/api/status")["labeled"] == len(answered)
+    assert served.request("/api/status")["labeled"] == len(labeled)
     with pytest.raises(HTTPError, match="403"):
         urlopen(Request(served.address, headers={"Host": "evil.example"}), timeout=60)
     served.process.send_signal(signal.SIGTERM)
     assert served.process.wait(60) == 0
     with open(tmp_path / "texts.labels.csv", newline="") as file:
         labels = {int(row["row"]): row["label"] for row in csv.DictReader(file)}
-    assert labels == answered
+    assert labels == labeled

@@ -1,4 +1,4 @@
-"""``finetune serve`` over HTTP: the predictions of ``predict``, and rejections."""
+"""``finetune serve`` over HTTP."""
 
 import asyncio
 import json
@@ -41,12 +41,12 @@ def model(finished_run: Path) -> ServedModel:
     return ServedModel(RunFolder(finished_run), device="cpu")
 
 
-def app_of(model: ServedModel, **options: Any) -> Monitor:
+def make_app(model: ServedModel, **options: Any) -> Monitor:
     return make_serve_app(model, address="<i>", hosts=["testserver"], **options)
 
 
-def client_of(model: ServedModel, *, token: str | None = None, **options: Any) -> TestClient:
-    return TestClient(app_of(model, token=token), **options)
+def make_client(model: ServedModel, *, token: str | None = None, **options: Any) -> TestClient:
+    return TestClient(make_app(model, token=token), **options)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def address(model: ServedModel) -> Iterator[str]:
     thread.join(30)
 
 
-def test_an_inference_client_gets_what_predict_says(address: str, finished_run: Path) -> None:
+def test_inference_client_gets_the_predictions_of_predict(address: str, finished_run: Path) -> None:
     expected = finetune.predict(finished_run, TEXTS, device="cpu", all_scores=True)
     client = InferenceClient(model=address, token="hf_xxx")
     for text, prediction in zip(TEXTS, expected, strict=True):
@@ -75,7 +75,7 @@ def test_an_inference_client_gets_what_predict_says(address: str, finished_run: 
         assert ranked[0].label == prediction.label
 
 
-def test_the_body_of_an_answer_does_not_wait_for_the_client() -> None:
+def test_responses_are_sent_without_nagle_delay() -> None:
     with bind("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         connection, _ = listener.accept()
         with connection:
@@ -126,17 +126,17 @@ JSON = {"content-type": "application/json"}
         (json.dumps({"inputs": "a" * 2**20}), 413, "1 MiB"),
     ],
 )  # fmt: skip
-def test_a_request_is_answered_or_rejected_with_a_sentence(
+def test_requests_succeed_or_return_an_error_message(
     body: str, code: int, words: str, model: ServedModel
 ) -> None:
     for path in ("/", "/predict"):
-        response = client_of(model).post(path, content=body, headers=JSON)
+        response = make_client(model).post(path, content=body, headers=JSON)
         assert response.status_code == code, response.text
         assert words in response.text
         assert ("error" in response.json()) == (code != 200)
 
 
-def test_a_client_that_leaves_is_no_error_of_the_server() -> None:
+def test_client_disconnect_during_upload_is_not_a_server_error() -> None:
     async def receive() -> Any:
         return {"type": "http.disconnect"}
 
@@ -145,7 +145,7 @@ def test_a_client_that_leaves_is_no_error_of_the_server() -> None:
         asyncio.run(read_body(starlette.requests.Request(scope, receive), StrictBody))
 
 
-def test_a_client_that_leaves_during_the_work_is_no_error_of_the_server() -> None:
+def test_client_disconnect_during_prediction_is_not_a_server_error() -> None:
     async def receive() -> Any:
         return {"type": "http.disconnect"}
 
@@ -155,23 +155,21 @@ def test_a_client_that_leaves_during_the_work_is_no_error_of_the_server() -> Non
     assert error.value.status_code == 499
 
 
-def test_an_error_of_the_model_names_no_flag_of_the_command_line(
+def test_model_error_does_not_expose_command_line_options(
     model: ServedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(texts: object) -> None:
         raise LossNotFiniteError("the logits are NaN", remedy="lower --learning-rate")
 
     monkeypatch.setattr(model, "predict", fail)
-    response = client_of(model).post("/", json={"inputs": "a"})
+    response = make_client(model).post("/", json={"inputs": "a"})
     assert response.status_code == 500
     assert response.json() == {"error": "the model can't be used: the logits are NaN"}
-    assert "lower --learning-rate" in caplog.text  # the operator can do this
+    assert "lower --learning-rate" in caplog.text  # for the operator
 
 
-def test_metrics_count_requests_by_path_and_status_and_the_sizes_of_batches(
-    model: ServedModel,
-) -> None:
-    client = client_of(model)
+def test_metrics_count_requests_by_path_and_status_and_batch_sizes(model: ServedModel) -> None:
+    client = make_client(model)
     for inputs in ("a", ["b"] * 3, []):
         client.post("/predict", json={"inputs": inputs})
     client.get("/made-up")
@@ -203,19 +201,19 @@ def test_metrics_count_requests_by_path_and_status_and_the_sizes_of_batches(
     [("a-1_B.c:d=e/f+g@h", True), ("x" * 128, True), ("x" * 129, False), ("a b", False),
      ("ä", False), ("", False), ("a\tb", False), ("<script>", False)],
 )  # fmt: skip
-def test_a_request_id_is_passed_through_if_it_is_short_and_plain(
+def test_request_id_is_returned_if_it_is_short_and_plain(
     sent: str, is_kept: bool, model: ServedModel
 ) -> None:
-    client, headers = client_of(model), {"X-Request-ID": sent.encode()}
+    client, headers = make_client(model), {"X-Request-ID": sent.encode()}
     for path in ("/health", "/unknown"):
         returned = client.get(path, headers=headers).headers["x-request-id"]
         assert (returned == sent) == is_kept
         assert len(returned) == (len(sent) if is_kept else 32)
 
 
-def test_the_access_log_has_a_line_of_json_per_request(model: ServedModel) -> None:
+def test_access_log_contains_a_json_line_per_request(model: ServedModel) -> None:
     lines = list[str]()
-    client = TestClient(app_of(model, log=lines.append, token="secret"))
+    client = TestClient(make_app(model, log=lines.append, token="secret"))
     headers = {"Authorization": "Bearer secret", "X-Request-ID": "id-1"}
     client.post("/", json={"inputs": ["a", "b"]}, headers=headers)
     client.get("/?token=secret")
@@ -231,14 +229,14 @@ def test_the_access_log_has_a_line_of_json_per_request(model: ServedModel) -> No
     assert (unknown["path"], unknown["status"]) == ("/a\nb\u202e", 404)
 
 
-def test_a_log_that_nobody_reads_stops_no_request(model: ServedModel) -> None:
+def test_broken_log_does_not_stop_requests(model: ServedModel) -> None:
     def fail(line: str) -> None:
         raise BrokenPipeError
 
-    assert TestClient(app_of(model, log=fail)).get("/health").status_code == 200
+    assert TestClient(make_app(model, log=fail)).get("/health").status_code == 200
 
 
-def test_the_command_logs_to_standard_error_if_a_format_is_set(
+def test_command_logs_to_stderr_if_a_log_format_is_set(
     finished_run: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -249,10 +247,8 @@ def test_the_command_logs_to_standard_error_if_a_format_is_set(
     assert "/health" not in command("serve", finished_run, "--port", "0").errors
 
 
-def test_a_server_that_stops_tells_clients_and_load_balancers_to_go_away(
-    model: ServedModel,
-) -> None:
-    app = app_of(model)
+def test_stopping_server_returns_503_to_clients_and_load_balancers(model: ServedModel) -> None:
+    app = make_app(model)
     client = TestClient(app)
     assert client.get("/health").status_code == 200
     app.stop()
@@ -279,14 +275,14 @@ def test_a_server_that_stops_tells_clients_and_load_balancers_to_go_away(
         ("/health", {"host": "evil.example"}, 403),
     ],
 )
-def test_a_token_and_the_names_of_the_server_are_checked(
+def test_token_and_host_are_checked(
     path: str, headers: dict[str, str], code: int, model: ServedModel
 ) -> None:
-    assert client_of(model, token="secret").get(path, headers=headers).status_code == code
+    assert make_client(model, token="secret").get(path, headers=headers).status_code == code
 
 
-def test_info_and_the_page_say_what_is_served(model: ServedModel) -> None:
-    client = client_of(model)
+def test_info_and_page_describe_the_model(model: ServedModel) -> None:
+    client = make_client(model)
     info = client.get("/info").json()
     assert "LOC" in info["classes"]
     assert info["metrics"]["test_accuracy"] >= 0
@@ -295,8 +291,8 @@ def test_info_and_the_page_say_what_is_served(model: ServedModel) -> None:
     assert client.get("/serve.js").status_code == client.get("/style.css").status_code == 200
 
 
-def test_the_page_gets_a_session_cookie_instead_of_the_token(model: ServedModel) -> None:
-    client = client_of(model, token="secret")
+def test_page_gets_a_session_cookie_instead_of_the_token(model: ServedModel) -> None:
+    client = make_client(model, token="secret")
     assert client.post("/?token=secret", json={"inputs": "a"}).status_code == 401
     plain = client.get("/?token=secret")
     behind_tls = client.get("/?token=secret", headers={"x-forwarded-proto": "https"})
@@ -310,12 +306,12 @@ def test_the_page_gets_a_session_cookie_instead_of_the_token(model: ServedModel)
     name, _, value = plain.headers["set-cookie"].partition(";")[0].partition("=")
     client.cookies.set(name, value)
     assert client.post("/", json={"inputs": "a"}).status_code == 200
-    assert client_of(model, token="secret", cookies={name: value}).get("/info").status_code == 401
-    assert client_of(model, token="secret", cookies={name: "secret"}).get("/").status_code == 401
+    assert make_client(model, token="secret", cookies={name: value}).get("/info").status_code == 401
+    assert make_client(model, token="secret", cookies={name: "secret"}).get("/").status_code == 401
 
 
 class SlowModel:
-    """Takes a time per text that is a hundredth of its characters, in seconds."""
+    """A model that takes 0.01 s per character."""
 
     reads_pairs, tokens_per_second = False, 100.0
     info: ClassVar = {"run": "slow", "task": "single", "classes": [], "reads_pairs": False}
@@ -336,53 +332,53 @@ class SlowModel:
         return [Prediction(text, {"label": text[0]}, {text[0]: 1.0}) for text, _ in texts]
 
 
-def batcher_of(model: SlowModel) -> Batcher:
+def make_batcher(model: SlowModel) -> Batcher:
     return Batcher(
         model.predict, model.count_tokens, model.thread,
         tokens_per_second=model.tokens_per_second, on_batch=lambda count: None,
     )  # fmt: skip
 
 
-def test_requests_share_batches_and_keep_their_answers() -> None:
+def test_concurrent_requests_share_a_batch_and_get_their_own_predictions() -> None:
     model = SlowModel()
 
-    async def ask_all() -> list[Sequence[Prediction]]:
-        batcher = batcher_of(model)
+    async def request_all() -> list[Sequence[Prediction]]:
+        batcher = make_batcher(model)
         texts = ["a"], ["b"] * 20, ["c"] * 3
         requests = [batcher.submit([(text, None) for text in each]) for each in texts]
         return await asyncio.gather(*requests)
 
-    answers = asyncio.run(ask_all())
+    answers = asyncio.run(request_all())
     assert [[one.label for one in answer] for answer in answers] == [["a"], ["b"] * 20, ["c"] * 3]
     assert model.batches == [24]
 
 
-def test_the_next_texts_of_answered_clients_join_the_texts_that_wait() -> None:
+def test_new_requests_join_waiting_requests_in_a_batch() -> None:
     model = SlowModel()
 
-    async def ask_all() -> None:
-        batcher = batcher_of(model)
+    async def request_all() -> None:
+        batcher = make_batcher(model)
 
-        async def ask_five() -> None:
+        async def request_five_times() -> None:
             for _ in range(5):
                 await batcher.submit([("a", None)])
 
-        first = asyncio.create_task(ask_five())
+        first = asyncio.create_task(request_five_times())
         await asyncio.sleep(0)
-        await asyncio.gather(first, *(ask_five() for _ in range(3)))
+        await asyncio.gather(first, *(request_five_times() for _ in range(3)))
 
-    asyncio.run(ask_all())
+    asyncio.run(request_all())
     assert model.batches[0] == 1
-    assert len(model.batches) < 9  # of 20 texts; with batches of 1 and 3 in turn, it would be 10
+    assert len(model.batches) < 9  # for 20 texts; alternating batches of 1 and 3 would be 10
 
 
-def test_what_would_be_late_is_rejected_and_short_requests_are_not(
+def test_requests_past_the_deadline_are_rejected_and_short_ones_accepted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(serve_app, "DEADLINE_SECONDS", 2)
 
-    async def ask_all() -> None:
-        batcher = batcher_of(SlowModel())
+    async def request_all() -> None:
+        batcher = make_batcher(SlowModel())
         long = asyncio.create_task(batcher.submit([("x" * 40, None)] * 5))
         await asyncio.sleep(0)
         with pytest.raises(HTTPException, match="too many texts are waiting") as error:
@@ -394,7 +390,7 @@ def test_what_would_be_late_is_rejected_and_short_requests_are_not(
         assert time.monotonic() - started < 1.2
         assert len(await long) == 5
 
-    asyncio.run(ask_all())
+    asyncio.run(request_all())
 
 
 SLOW_SERVER = """
@@ -410,7 +406,7 @@ server.run_server(app, listener, on_stop=app.stop)
 """
 
 
-HELD_SERVER = """
+BLOCKING_SERVER = """
 import asyncio, sys
 from starlette.responses import Response
 from finetune.web.monitor import Metrics, Monitor
@@ -430,8 +426,8 @@ run_server(app, listener, on_stop=app.stop)
 
 
 @pytest.mark.slow
-def test_requests_that_were_accepted_are_answered_while_others_get_503(start: Start) -> None:
-    process = start(sys.executable, "-c", HELD_SERVER, stdin=subprocess.PIPE)
+def test_accepted_requests_finish_while_new_requests_get_503(start: Start) -> None:
+    process = start(sys.executable, "-c", BLOCKING_SERVER, stdin=subprocess.PIPE)
     assert process.stdout
     assert process.stdin
     address = f"127.0.0.1:{int(process.stdout.readline())}"
@@ -457,12 +453,12 @@ def test_requests_that_were_accepted_are_answered_while_others_get_503(start: St
 
 
 @pytest.mark.slow
-def test_short_requests_are_answered_beside_long_ones_of_clients_that_leave(start: Start) -> None:
+def test_short_requests_are_not_delayed_by_long_abandoned_requests(start: Start) -> None:
     process = start(sys.executable, "-c", SLOW_SERVER, cwd=Path(__file__).parents[1])
     assert process.stdout
     port = int(process.stdout.readline())
 
-    def ask(inputs: list[str], *, patience: float) -> tuple[int | None, str | None, float]:
+    def request(inputs: list[str], *, patience: float) -> tuple[int | None, str | None, float]:
         started, connection = time.monotonic(), HTTPConnection("127.0.0.1", port, timeout=patience)
         connection.request("POST", "/", json.dumps({"inputs": inputs}), JSON)
         try:
@@ -476,11 +472,11 @@ def test_short_requests_are_answered_beside_long_ones_of_clients_that_leave(star
 
     with ThreadPoolExecutor(12) as threads:
         long = ["x" * 20] * 512  # 102 seconds
-        leaving = [threads.submit(ask, long, patience=1.5) for _ in range(3)]
+        leaving = [threads.submit(request, long, patience=1.5) for _ in range(3)]
         time.sleep(0.5)
-        staying = threads.submit(ask, long, patience=30)
+        staying = threads.submit(request, long, patience=30)
         time.sleep(0.2)
-        short = [threads.submit(ask, ["a"], patience=30) for _ in range(4)]
+        short = [threads.submit(request, ["a"], patience=30) for _ in range(4)]
         for future in short:
             status, _, seconds = future.result()
             assert status == 200
@@ -488,11 +484,11 @@ def test_short_requests_are_answered_beside_long_ones_of_clients_that_leave(star
         outcomes = [future.result()[:2] for future in (*leaving, staying)]
         assert outcomes.count((None, None)) == 1  # the first one was accepted
         assert all(retry for status, retry in outcomes if status == 503)
-        # The client of the first one has left, so the next one is accepted, and is late.
-        status, retry, seconds = ask(long, patience=30)
+        # The first client disconnected, so the next request is accepted, but misses the deadline.
+        status, retry, seconds = request(long, patience=30)
         assert (status, retry) == (503, "1")
         assert 3 < seconds < 7
-    leaving_last = ThreadPoolExecutor(1).submit(ask, long, patience=1)
+    leaving_last = ThreadPoolExecutor(1).submit(request, long, patience=1)
     leaving_last.result()
     stopped = time.monotonic()
     process.send_signal(signal.SIGINT)
@@ -510,7 +506,7 @@ def test_short_requests_are_answered_beside_long_ones_of_clients_that_leave(star
         (["--host", "0.0.0.0", "--allowed-host", "models.example"], "http://models.example:7"),
     ],
 )
-def test_the_printed_address_is_the_one_that_works(
+def test_printed_url_is_reachable(
     arguments: list[str], address: str, finished_run: Path, command: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -535,7 +531,7 @@ def test_the_printed_address_is_the_one_that_works(
         (["--host", "192.0.2.1", "--allowed-host", "x"], {"FINETUNE_API_TOKEN": "x"}, ["--port"]),
     ],
 )
-def test_another_host_needs_a_token_and_names(
+def test_public_host_requires_a_token_and_allowed_hosts(
     arguments: list[str],
     variables: dict[str, str],
     words: list[str],
@@ -549,7 +545,7 @@ def test_another_host_needs_a_token_and_names(
 
 
 @pytest.mark.slow
-def test_a_signal_lets_the_server_answer_what_it_accepted(finished_run: Path) -> None:
+def test_server_finishes_accepted_requests_after_a_signal(finished_run: Path) -> None:
     arguments = ["serve", str(finished_run), "--port", "0", "--json", "--device", "cpu"]
     process = subprocess.Popen(
         [sys.executable, "-m", "finetune", *arguments], stdout=subprocess.PIPE, text=True
@@ -558,12 +554,12 @@ def test_a_signal_lets_the_server_answer_what_it_accepted(finished_run: Path) ->
     address = json.loads(process.stdout.readline())["address"]
     answers: list[int] = []
 
-    def ask() -> None:
+    def request() -> None:
         body = json.dumps({"inputs": ["Who wrote Faust? " * 20] * 512}).encode()
         with urlopen(Request(address, body, JSON), timeout=60) as response:
             answers.append(len(json.load(response)))
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=request)
     thread.start()
     time.sleep(0.3)
     process.send_signal(signal.SIGTERM)
@@ -573,7 +569,7 @@ def test_a_signal_lets_the_server_answer_what_it_accepted(finished_run: Path) ->
 
 
 @pytest.mark.slow
-def test_a_served_model_uses_onnxruntime(finished_run: Path, tmp_path: Path) -> None:
+def test_served_model_uses_onnxruntime(finished_run: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs the extra onnx")
     run = tmp_path / "run"
     shutil.copytree(finished_run, run)

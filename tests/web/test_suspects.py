@@ -1,4 +1,4 @@
-"""``finetune label FILE --suspects``: decisions go to files that ``finetune run`` reads."""
+"""``finetune label FILE --suspects`` writes decisions to files that ``finetune run`` reads."""
 
 import csv
 from pathlib import Path
@@ -19,7 +19,7 @@ ROWS[0], ROWS[5], ROWS[6] = ("text 0", "praise"), ("text 5", "prase"), ("text 6"
 
 @pytest.fixture
 def audits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of an audit of data.csv that has four suspects."""
+    """The folder of an audit of data.csv with four suspects."""
     monkeypatch.chdir(tmp_path)
     with open("data.csv", "w", newline="") as file:
         csv.writer(file).writerows([("text", "label"), *ROWS])
@@ -54,7 +54,7 @@ def test_decisions_correct_the_labels_of_a_run(audits: Path) -> None:
     decide(session, "refund", None, "drop")
     assert decisions(audits) == ["refund", "", "drop", ""]
     again = review_suspects(load(data="data.csv"))
-    assert again.next()["text"] == "text 1"  # skipped ones are shown again
+    assert again.next()["text"] == "text 1"  # skipped suspects are shown again
     assert again.mark_words(2)["text"] == [("text", True), (" ", False), ("1", True)]
     decide(again, "praise")
     assert again.next()["text"] == "text 7"
@@ -76,7 +76,7 @@ def test_decisions_correct_the_labels_of_a_run(audits: Path) -> None:
     assert Path("data.csv").read_bytes() == table
 
 
-def test_undo_and_edits_by_hand(audits: Path) -> None:
+def test_undo_keeps_manual_edits(audits: Path) -> None:
     session = review_suspects(load(data="data.csv"))
     decide(session, None, None, "refund", "praise")
     path = audits / "suspects.csv"
@@ -92,7 +92,7 @@ def test_undo_and_edits_by_hand(audits: Path) -> None:
     assert again.status()["labeled"] == 2
 
 
-def test_several_labels_are_decided(audits: Path) -> None:
+def test_decisions_on_multi_label_suspects_are_saved(audits: Path) -> None:
     lines = ["text,label", *(f"{text},{label}|other" for text, label in ROWS)]
     Path("data.csv").write_text("\n".join([*lines, "a,other", "b,praise", "c,refund"]))
     lines = ["decision,split,row,text,label,suggested,loss"]
@@ -119,14 +119,14 @@ def test_several_labels_are_decided(audits: Path) -> None:
     ).task.class_names.count("drop")
 
 
-def test_without_an_audit_it_is_proposed(audits: Path) -> None:
+def test_missing_audit_is_reported_with_its_command(audits: Path) -> None:
     Path("other.csv").write_bytes(Path("data.csv").read_bytes())
     with pytest.raises(UsageError, match="there is no audits") as error:
         review_suspects(load(data="other.csv"))
     assert "finetune data audit other.csv" in str(error.value.remedy)
 
 
-def test_numbers_are_decided_in_the_file(audits: Path) -> None:
+def test_regression_suspects_are_rejected(audits: Path) -> None:
     lines = [f"a text {number},{number / 7:.3f}" for number in range(40)]
     Path("data.csv").write_text("\n".join(["text,label", *lines]))
     with pytest.raises(UsageError, match="no classes to choose from"):
@@ -134,6 +134,6 @@ def test_numbers_are_decided_in_the_file(audits: Path) -> None:
 
 
 @pytest.mark.parametrize("option", [["--classes", "a,b"], ["--multi-label"]])
-def test_other_classes_than_those_of_the_data_are_rejected(option: list[str], audits: Path) -> None:
+def test_class_options_are_rejected_with_suspects(option: list[str], audits: Path) -> None:
     result = CliRunner().invoke(command, ["data.csv", "--suspects", *option])
     assert isinstance(result.exception, UsageError)

@@ -1,4 +1,4 @@
-"""Several processes of ``finetune serve`` on one port."""
+"""``finetune serve --workers``, several processes on one port."""
 
 import json
 import signal
@@ -20,16 +20,14 @@ from finetune.web.workers import run_workers
 JSON = {"content-type": "application/json"}
 
 
-def test_an_error_before_the_workers_are_ready_is_printed_once(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_error_before_workers_are_ready_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
     with bind("127.0.0.1", 0) as listener, stop_on_signal(), pytest.raises(SystemExit) as ended:
         run_workers(["unknown"], listener, 3, on_ready=lambda: pytest.fail("ready"))
     assert ended.value.code == 2
     assert capfd.readouterr().err.count("error:") == 1
 
 
-def test_the_command_fails_if_a_worker_ends() -> None:
+def test_command_fails_if_a_worker_exits() -> None:
     calls = list[None]()
     ended = pytest.raises(FinetuneError, match=r"worker \d ended with code 0")
     with bind("127.0.0.1", 0) as listener, stop_on_signal(), ended:
@@ -50,7 +48,7 @@ def start_two(start: Start, finished_run: Path) -> Callable[[], tuple[psutil.Pro
 
 
 @pytest.mark.slow
-def test_a_signal_stops_all_workers_after_their_answers(
+def test_workers_finish_requests_after_a_signal(
     start_two: Callable[[], tuple[psutil.Process, str]],
 ) -> None:
     process, address = start_two()
@@ -66,7 +64,7 @@ def test_a_signal_stops_all_workers_after_their_answers(
 
 
 @pytest.mark.slow
-def test_no_worker_outlives_the_others_or_the_process_that_started_it(
+def test_workers_exit_with_each_other_and_with_their_parent(
     start_two: Callable[[], tuple[psutil.Process, str]],
 ) -> None:
     process, _ = start_two()
