@@ -49,7 +49,7 @@ class BlockedCall:
         }
 
     def wait(self, process: subprocess.Popen[str]) -> None:
-        """Return when the process reaches the call. Fail if the process exits first."""
+        """Wait until the process reaches the call. Fail if the process exits first."""
         while not (self.folder / "is-reached").exists():
             assert process.poll() is None, process.communicate()
             time.sleep(0.01)

@@ -69,7 +69,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(f"needs a GPU for {name}: {unusable.reason}")
 
 
-# Fixtures import these modules, so that tests of small packages start in a second.
+# Fixtures import these modules, so that tests for small packages start in a second.
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ class Outcome:
 
     loaded: LoadedData
     rows: dict[str, list[tuple[str, Any]]]
-    said: str
+    messages: str
     warnings: list[str]
 
 

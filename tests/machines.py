@@ -1,7 +1,7 @@
 """Simulated machines, which replace functions of libraries that the package calls.
 
 These are ``platform``, ``sysconfig`` and ``subprocess`` of the standard library, ``/proc`` of
-Linux, ``psutil``, and the backends of PyTorch, ``torch.mps`` and ``torch.cuda``. On a GPU that
+Linux, ``psutil``, and the PyTorch backends ``torch.mps`` and ``torch.cuda``. On a GPU that
 works, ``torch.ones`` allocates CPU memory.
 """
 

@@ -48,7 +48,7 @@ def test_only_devices_and_the_schema_contain_device_names() -> None:
     def spells_device(node: ast.AST) -> bool:
         return isinstance(node, ast.Constant) and node.value in ("mps", "cuda")
 
-    # The schema's Literal is the list of choices that --help shows.
+    # The Literal in the schema lists the choices for --help.
     assert places_outside("devices", "config/schema.py", breaks_rule=spells_device) == []
 
 
@@ -77,14 +77,14 @@ def test_only_commands_write_to_the_terminal() -> None:
     def writes_to_terminal(node: ast.AST) -> bool:
         return not {"print", "click.echo", "sys.stdout", "sys.stderr"}.isdisjoint(names_in(node))
 
-    # classify.py is the command line of a bundle.
+    # classify.py is the command-line program of a bundle.
     assert places_outside("commands", "classify.py", breaks_rule=writes_to_terminal) == []
 
 
 def test_architecture_page_lists_exactly_the_modules() -> None:
     text = (PACKAGE.parent / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
     tree = text.partition("## Packages and modules")[2].partition("    comparisons/")[0]
-    # commands/ is one line of the tree, with a file per command.
+    # The tree has a single line for commands/.
     modules = {path.name for path in PACKAGE.rglob("*.py") if path.parent.name != "commands"}
     listed = set(re.findall(r"\w+\.py\b", tree))
     assert listed == modules - {"__main__.py"}

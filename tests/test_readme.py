@@ -14,7 +14,7 @@ from finetune.commands.main import COMMANDS, cli
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-# The log of measurements also has commands of other tools and of earlier versions.
+# The measurement log also contains commands of other tools and of earlier versions.
 PAGES = {
     path.name: path.read_text(encoding="utf-8")
     for path in sorted((ROOT / "docs").glob("*.md"))
@@ -31,7 +31,7 @@ SHELL = [
 TYPED = re.compile(r"\bfinetune (?:--?)?[a-z][^\n#`|>)]*?(?=  |\n|[#`|>)]|$)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
 CODE = re.compile(r"```.*?```|^    .*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
-# Blocks marked as bash have options of other programs.
+# Blocks marked as bash contain options of other programs.
 OTHER_PROGRAMS = re.compile(r"```bash.*?```|\b(?:pip|torchrun|hf|git) [^`\n]*", re.DOTALL)
 # A tiny model replaces models from the Hub or from PyPI.
 QUICK = ["--max-train-samples", "32", "--max-steps", "1", "--device", "cpu"]
@@ -72,7 +72,7 @@ def commands_in(text: str) -> list[str]:
     return [line.strip() for line in TYPED.findall(code)]
 
 
-def test_every_command_of_readme_and_helps_can_be_typed(
+def test_commands_in_readme_pages_and_help_are_valid(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(click.Command, "invoke", lambda command, context: None)
@@ -86,10 +86,13 @@ def test_every_command_of_readme_and_helps_can_be_typed(
 
 
 @pytest.mark.slow
-def test_commands_of_the_readme_run(prepared_folder: Path, command: Command) -> None:
+def test_readme_commands_run(prepared_folder: Path, command: Command) -> None:
     for line in SHELL:
         arguments = shlex.split(line)[1:]
-        if arguments[0] in ("bench", "find-batch"):  # have tests that run them with fewer trials
+        if arguments[0] in (
+            "bench",
+            "find-batch",
+        ):  # other tests run these commands with fewer trials
             continue
         if arguments[0] == "run":
             is_unlabeled = "tickets.csv" in arguments
@@ -103,7 +106,7 @@ def test_commands_of_the_readme_run(prepared_folder: Path, command: Command) -> 
         assert outcome.code == 0, (line, outcome.errors)
 
 
-def test_python_of_the_readme_and_the_pages_runs(prepared_folder: Path) -> None:
+def test_python_code_in_readme_and_pages_runs(prepared_folder: Path) -> None:
     codes = [code for text in TEXTS for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
     assert len(codes) == 2
     for code in codes:
@@ -118,7 +121,7 @@ def test_pages_are_short() -> None:
 
 
 @pytest.mark.parametrize("name", ["README.md", *PAGES])
-def test_every_option_of_a_page_exists(name: str) -> None:
+def test_options_in_pages_exist(name: str) -> None:
     """Commands have only their own options, which another test checks."""
     known = frozenset().union(*(flags_of(command) for command in COMMANDS))
     text = OTHER_PROGRAMS.sub("", README if name == "README.md" else PAGES[name])
@@ -126,7 +129,7 @@ def test_every_option_of_a_page_exists(name: str) -> None:
     assert mentioned <= known, name
 
 
-def test_links_of_the_pages_exist() -> None:
+def test_links_in_pages_exist() -> None:
     for name, text in {"../README.md": README, **PAGES}.items():
         for link, anchor in re.findall(r"\]\((?!http)([^)#\s]*)#?([^)]*)\)", text):
             page = (ROOT / "docs" / name).parent / link if link else ROOT / "docs" / name

@@ -17,7 +17,7 @@ from finetune.files import SCHEMA_VERSION, read_json
 from finetune.runs.several import SeveralResults
 
 RECORD = Path(__file__).with_name("schema.yaml")
-# Mappings whose keys are not fixed, such as names of classes, stages or runs.
+# Mappings with arbitrary keys, such as class names, stages or runs.
 OPEN = {"per_class", "class_rows", "stage_seconds", "lengths", "runs", "options", "devices"}
 OPEN |= {"versions", "probabilities", "templates"}
 

@@ -49,7 +49,7 @@ class Outcome:
     errors: str
 
     def assert_rejected(self, code: int, *words: str) -> None:
-        """Expect an exit code, nothing on standard output, and one error with one remedy."""
+        """Expect an exit code, empty standard output, and one error with one remedy."""
         assert self.code == code, self.errors
         assert self.output == ""
         assert "Traceback" not in self.errors
@@ -88,8 +88,8 @@ def copy_run(
     Args:
         run: The run.
         to: The folder of the copy.
-        answers: Predictions that replace those of the first test rows.
-        rows: Predicted test rows that replace those of the run.
+        answers: Predictions for the first test rows, which replace the existing ones.
+        rows: Predicted test rows, which replace the existing ones.
         options: Options to change in the configuration.
     """
     (to / "model").mkdir(parents=True)

@@ -133,7 +133,7 @@ def tiny_trainer(
 def cut_all_rows(
     trainer: TrainingLoop, examples: Examples, *, batch_size: int
 ) -> Iterator[MicroBatch]:
-    """Cut an effective batch of all rows, padded to 16 tokens, for a trainer's device."""
+    """Cut an effective batch of all rows, padded to 16 tokens, for the device of a trainer."""
     return cut_batch(
         examples,
         Batch(np.arange(len(examples.labels)), padded_length=16),

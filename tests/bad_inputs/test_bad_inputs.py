@@ -1,6 +1,6 @@
 """Each way to pass bad input leads to an exit code and a two-line error, and writes no files.
 
-The tests of each package check the wording.
+Tests in other folders check the wording.
 """
 
 import shutil

@@ -102,7 +102,7 @@ def test_exception_without_a_message_is_reported_by_class_name() -> None:
     lost = pytest.raises(ProcessLostError, match=r"no longer answers \(RuntimeError\)")
     with lost, explained("joined processes"):
         raise RuntimeError
-    with pytest.raises(ZeroDivisionError), explained("joined processes"):  # a fault of ours
+    with pytest.raises(ZeroDivisionError), explained("joined processes"):  # a bug in this package
         raise ZeroDivisionError
 
 

@@ -42,7 +42,7 @@ def test_each_architecture_trains_and_evaluates(architecture: str) -> None:
 def test_split_model_extracts_features_and_trains_on_features(mode: str, tokens: int) -> None:
     extraction = build_trial_model(tiny_case(mode=Mode(mode), part="features"), device=CpuDevice())
     assert extraction.frozen_layers
-    # The first layer is frozen: features are extracted through it, and training skips it.
+    # The first layer is frozen, so feature extraction runs it and training skips it.
     ran: list[int] = []
     whole_model = extraction.frozen_layers.model
     first_layer = whole_model.get_submodule("bert.encoder.layer.0.attention")

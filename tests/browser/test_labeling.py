@@ -99,7 +99,7 @@ def test_texts_can_be_labeled_by_keyboard(
             assert visit.overflow <= 0, view
         base = address.partition("/?")[0]
         assert all(url.startswith(base) for url in visit.requests), visit.requests
-        # After the last text, the server answers 404, which the browser logs.
+        # After the last text, the server returns 404, which the browser logs.
         assert [each for each in visit.messages if "404" not in each] == []
         visit.page.close()
     assert command[:2] == ["finetune", "run"]
@@ -298,7 +298,7 @@ def test_contradictions_can_be_confirmed_or_changed(browser: "Browser", tmp_path
         assert page.locator("article").count() == count - 2
         page.get_by_role("button", name="Contradictions", exact=True).click()
         page.wait_for_timeout(500)
-        assert page.locator("article").count() == count - 2  # they don't come back
+        assert page.locator("article").count() == count - 2  # they are not listed again
         page.close()
 
 

@@ -28,7 +28,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 @pytest.fixture
 def private_run(finished_run: Path, tmp_path: Path) -> Path:
-    """A run with the option ``private_data``."""
+    """A run with ``private_data``."""
     run = shutil.copytree(finished_run, tmp_path / "run")
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("private_data: false", "private_data: true"))

@@ -22,7 +22,7 @@ def test_decisions_change_and_drop_rows_by_row_number(table: Path) -> None:
     outcome = load(table, corrections=str(write(table.with_name("c.csv"), decisions)))
     assert outcome.rows["train"] == [("first", "a"), ("second", "a"), ("fourth", "a")]
     assert outcome.loaded.splits["train"]["row"].to_pylist() == [2, 4, 6]
-    assert "labels of 1 rows changed, 1 rows dropped" in outcome.said
+    assert "labels of 1 rows changed, 1 rows dropped" in outcome.messages
     assert len(outcome.loaded.sources) == 2
 
 
@@ -114,7 +114,7 @@ def test_label_map_can_remove_labels(line: str, tmp_path: Path) -> None:
     outcome = load(table, label_map=str(write(tmp_path / "map.csv", f"{line}\n")))
     assert len(outcome.rows["train"]) == 20
     assert outcome.loaded.task.class_names == ["a", "c" if "c" in line else "b"]
-    assert "lose the label n/a" in outcome.said
+    assert "lose the label n/a" in outcome.messages
     assert outcome.warnings == []
     table = write(tmp_path / "rows.csv", f"text,label\none,n/a\ntwo,a|n/a\nthree,[]\n{lines}")
     outcome = load(table, label_map=str(tmp_path / "map.csv"), task="multi")

@@ -53,7 +53,7 @@ def test_tables_with_split_names_become_splits(write: Any, tmp_path: Path) -> No
     path = write(tmp_path / "d", files)
     outcome = load(path)
     assert outcome.rows == {"train": TRAIN, "test": TEST}
-    assert "--table reads only one" in outcome.said
+    assert "--table reads only one" in outcome.messages
     assert [warning.rpartition(": ")[2].split(".")[0] for warning in outcome.warnings] == ["sample"]
     chosen = load(path, table="train")
     assert chosen.rows == {"train": TRAIN}
@@ -127,7 +127,7 @@ def test_other_files_are_not_classes(tmp_path: Path) -> None:
     outcome = load(root)
     train = [("dull", "neg"), ("great\nfun", "pos")]
     assert outcome.rows == {"train": train, "test": [("schön", "pos")]}
-    assert "2 texts in 2 folders, encoding" in outcome.said
+    assert "2 texts in 2 folders, encoding" in outcome.messages
     assert load(root / "train").rows == {"train": train}
     with pytest.raises(DataError, match="several splits: test, train"):
         load_rows(OtherData(str(root)), task=Single(["neg", "pos"]))

@@ -163,7 +163,7 @@ def test_columns_and_rows_are_converted_to_equal_values(
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     assert columns_of(read(path)) == expected
-    with suppress(pyarrow.ArrowException, OverflowError):  # values of several types
+    with suppress(pyarrow.ArrowException, OverflowError):  # mixed types
         parquet.write_table(pyarrow.table(columns), path.with_suffix(".parquet"))
         assert columns_of(read(path.with_suffix(".parquet"))) == expected
 
@@ -286,7 +286,7 @@ OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)
         ("a.gsheet", b'{"url": "https://docs.google.com/open"}', "Google sheet", "Download"),
         ("a.feather", b"ARROW1\0\0", "an Arrow or Feather file", "read_feather"),
     ],
-    ids=lambda value: "file" if isinstance(value, bytes) else value,  # a ZIP file contains the time
+    ids=lambda value: "file" if isinstance(value, bytes) else value,  # ZIP files contain the time
 )  # fmt: skip
 def test_file_that_is_not_a_table_is_rejected_with_its_format(
     name: str, content: bytes, complaint: str, remedy: str, tmp_path: Path
@@ -384,7 +384,7 @@ SOURCES = {
     ".json": EXPORTS.keys() - OF_CSV,
     ".jsonl": EXPORTS.keys() - OF_CSV,
     "frame": EXPORTS.keys(),
-    "dataset": EXPORTS.keys() - {"Label Studio JSON-MIN"},  # its values have several types
+    "dataset": EXPORTS.keys() - {"Label Studio JSON-MIN"},  # its values have mixed types
 }
 
 

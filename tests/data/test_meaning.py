@@ -44,7 +44,7 @@ def load_frame(
         frame.to_parquet(path)
     outcome = load(path, **options)
     labels = {split: [label for _, label in rows] for split, rows in outcome.rows.items()}
-    return [*outcome.loaded.task.class_names], labels, outcome.said
+    return [*outcome.loaded.task.class_names], labels, outcome.messages
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_split_column_is_guessed_set_or_ignored(tmp_path: Path) -> None:
     assert {split: [text for text, _ in rows] for split, rows in outcome.rows.items()} == {
         **{"train": ["a 1", "d 4"], "validation": ["b 2"], "test": ["c 3"]}
     }
-    assert "'split'" in outcome.said
+    assert "'split'" in outcome.messages
     whole = load(table, split_column="none").loaded
     assert whole.splits["train"].num_rows == 4
     assert load_rows(OtherData(str(table)), task=whole.task).num_rows == 4
@@ -467,7 +467,7 @@ def test_repeated_header_is_skipped(
     assert outcome.loaded.task.class_names == ["a", "b"]
     assert (
         f"1 rows that repeat the header are skipped, the first in line 11 of {table}"
-        in outcome.said
+        in outcome.messages
     )
 
 

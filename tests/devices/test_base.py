@@ -19,7 +19,7 @@ def accelerator(**changes: object) -> SimpleNamespace:
     [
         (accelerator(), 5),  # torch.mps has no is_initialized
         (accelerator(is_initialized=lambda: True), 5),
-        # Reading its state would initialize a GPU that the process does not use.
+        # Reading its state would initialize a GPU that the process doesn't use.
         (accelerator(is_initialized=lambda: False), 6),
     ],
     ids=["mps", "used", "unused"],

@@ -58,7 +58,7 @@ def test_target_precision_holds_on_unseen_rows(rows: int) -> None:
         lowest = threshold_for_precision(
             confidences, rng.uniform(size=rows) < confidences, precision=0.9
         )
-        # The mean of Beta(5, 1) above a value.
+        # The mean of Beta(5, 1) above the threshold.
         return 1 if lowest is None else 5 / 6 * (1 - lowest**6) / (1 - lowest**5)
 
     precisions = np.array([true_precision() for _ in range(300)])

@@ -110,7 +110,7 @@ def filter_rows(sheet: Worksheet) -> None:
 
 
 def format_as_table(sheet: Worksheet) -> None:
-    sheet["C1"].value = "Label"  # a table can't have a second column of this name
+    sheet["C1"].value = "Label"  # a table can't have a second column with this name
     sheet.add_table(Table(displayName="Tickets", ref="A1:C3"))
 
 

@@ -42,7 +42,7 @@ OTHERS: dict[str, Callable[[], PreTrainedConfig]] = {
     "mpnet": lambda: MPNetConfig(**SIZES),
     "xlm-roberta": lambda: XLMRobertaConfig(**SIZES, bos_token_id=2, eos_token_id=3),
 }
-# Each architecture with its last layer and with its head. Tests of other modes are slow.
+# Each architecture with its last layer and with its head. Other modes are slow.
 CASES = [
     *((name, mode) for name in ARCHITECTURES for mode in ("last-1", "head")),
     *((name, "last-1") for name in OTHERS),

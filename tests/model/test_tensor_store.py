@@ -58,7 +58,7 @@ def test_least_recently_used_features_are_deleted_first_and_stay_readable(tmp_pa
     large = torch.randn(10_000, 4)
     assert torch.equal(keep(store, "e", large), large)
     assert sorted(stored_letters(store)) == ["a", "c", "d"]
-    # A killed run left this file. It counts like other files.
+    # A killed run left this file, whose size is also counted.
     (tmp_path / f"{64 * 'a'}.features").rename(store.create(64 * "f", SHAPE))
     assert "f" in stored_letters(store)
     (tmp_path / f"{64 * '9'}.safetensors").touch()  # from an earlier version

@@ -40,7 +40,7 @@ LAZY = (
 # The standard deviation of weights. A new BERT has logits near zero, for which rounding errors in
 # 16 bits are larger than in a trained model.
 WEIGHT_SIZE = 0.1
-# Characters of a failure, whose JSON fits into 4 KiB.
+# The maximum length of a failure in characters, so that its JSON fits into 4 KiB.
 _MAX_FAILURE = 2000
 
 
@@ -167,7 +167,7 @@ def play_all(machine: str, stage: Stage, steps: Sequence[str]) -> Iterator[Outco
 
 
 def import_everything() -> None:
-    """Import what commands import, before the first fork."""
+    """Import all modules that commands use, before the first fork."""
     import finetune
 
     for module in pkgutil.walk_packages(finetune.__path__, "finetune."):
@@ -201,7 +201,7 @@ def be_machine(name: str, folder: Path, model: Path) -> Stage:
         stand_ins.MACHINE: name,
     }
     stand_ins.be_on(rehearsal)
-    # The import read these from the variables of this process. Each machine has its own cache.
+    # These constants were set on import. Each machine has its own cache.
     constants.HF_HUB_CACHE = str(folder / "cache" / "hub")
     constants.HF_ASSETS_CACHE = str(folder / "cache" / "assets")
     # The speeds are ignored, and would take a second each.
@@ -253,7 +253,7 @@ def rehearse_machines(
             if not os.fork():
                 rehearse_in_child(name, folder, model, writer, with_crashes=with_crashes)
             running += 1
-        # Each line is written at once.
+        # Lines are written atomically.
         for line in os.read(reader, 2**20).decode(errors="replace").splitlines():
             row = json.loads(line)
             running -= row is None
@@ -267,7 +267,7 @@ def rehearse_in_child(
     """Write a line for each outcome on a machine, then null, and end this process."""
     try:
         for outcome in rehearse_machine(name, folder, model, with_crashes=with_crashes):
-            # A pipe takes up to 4 KiB at once.
+            # Writes of up to 4 KiB to a pipe are atomic.
             short = replace(outcome, failure=outcome.failure[-_MAX_FAILURE:])
             os.write(writer, f"{json.dumps(asdict(short), ensure_ascii=True)}\n".encode())
     except Exception:
@@ -326,6 +326,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Several threads would wait for each other on machines that are rehearsed at the same time.
+    # With several threads, machines that are rehearsed concurrently would slow each other down.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()

@@ -288,7 +288,7 @@ STEPS: Mapping[str, Callable[[Stage], None]] = {
     "doctor": doctor,
     "doctor --parity": parity,
     "run": training("questions", "full", *EPOCH),
-    # Several ranks train a head with gradient descent, and take 2,600 steps on all rows.
+    # Several ranks train a head with gradient descent, which would take 2,600 steps on all rows.
     "run --freeze-core": training(
         "questions", "head", "--freeze-core", "--max-train-samples", "64"
     ),

@@ -1,7 +1,8 @@
 """Simulated machines, which report other hardware but compute with CPU tensors.
 
 Read this file next to ``finetune/devices/mps/device.py``, ``cuda.py`` and ``host.py``. It replaces
-what they ask PyTorch and the system. ``machines.py`` has the part that other tests use too.
+the PyTorch and system functions that they call. ``machines.py`` contains the parts that other
+tests also use.
 """
 
 import ctypes
@@ -30,7 +31,7 @@ from finetune.devices.mps.device import MpsDevice
 # Environment variable with the machine name, for the child processes of a command.
 MACHINE = "REHEARSED_MACHINE"
 CPU = torch.device("cpu")
-# The export takes ten seconds, and does not depend on the device.
+# The export takes ten seconds, and doesn't depend on the device.
 EXPORT = "export onnx"
 # Steps that don't depend on the device. They are rehearsed on one Mac.
 ANYWHERE = (

@@ -79,7 +79,7 @@ def test_runs_that_share_few_test_rows_form_groups(finished_run: Path, tmp_path:
         copy_run(finished_run, tmp_path / name, rows=tested)
     events: list[Any] = []
     groups = finetune.compare(tmp_path, emit=events.append).groups
-    # The order of the rows does not matter.
+    # The order of the rows doesn't matter.
     assert [[run.name for run in group.runs] for group in groups] == [["a", "c"], ["b"]]
     assert [bool(group.verdict) for group in groups] == [True, False]
     assert [[*group.notes] for group in groups] == [[], []]
@@ -165,7 +165,7 @@ def test_folds_are_compared_as_one_run_on_all_rows(
         [versus] = filter(None, (run["versus_reference"] for run in group["runs"]))
         errors = sum(row["predicted"] != row["label"] for row in rows)
         assert max(versus["better"], versus["worse"]) == errors
-    # A fold by itself is compared with all folds on its rows.
+    # A single fold is compared with all folds on its rows.
     [group] = finetune.compare(tmp_path / "before", tmp_path / "after" / "fold-1").groups
     assert group.samples == 100
 

@@ -157,7 +157,7 @@ def test_run_uses_at_most_six_shapes_with_the_largest_first(
     )
     finish_run(run)
 
-    # Evaluation with another batch size would add as many shapes.
+    # Evaluation with a different batch size would double the number of shapes.
     assert {rows for rows, _ in shapes} == {BATCH_SIZE}
     assert len(set(shapes)) <= 6
     first_rows, first_tokens = shapes[0]

@@ -118,7 +118,7 @@ def test_features_are_reused_if_they_do_not_depend_on_the_change(
     inputs = prepared_again(
         seed=7, learning_rate=1e-5, num_train_epochs=9, weight_decay=0.3,
         batch_size=4, effective_batch_size=32, class_weights="balanced", cache_gib=3,
-        max_length=60,  # no text is as long
+        max_length=60,  # longer than all texts
     )  # fmt: skip
     assert not computes(inputs)
 

@@ -52,7 +52,7 @@ def test_run_continues_with_smaller_batches_and_equal_weights(
     model_without_dropout: Path, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"model": model_without_dropout, "effective_batch_size": 16}
-    # Steps as small as these show no rounding errors.
+    # Rounding errors don't show in such small steps.
     options |= {"learning_rate": 1e-5, "head_lr_multiplier": 1, "max_train_samples": 32}
     expected = train_tiny(tmp_path / "smaller", batch_size=4, **options)
     emitted: list[Event] = []
@@ -81,7 +81,7 @@ def test_evaluation_continues_with_smaller_batches(tiny_folder: Path, tmp_path: 
             run = train_tiny(tmp_path / "run", model=tiny_folder, **options)
         results = finish_run(run)
 
-    # Once, and then for every split.
+    # Once, for all splits.
     assert warnings_of(emitted) == [
         "cpu ran out of memory: the evaluation batch size is now 32 instead of 64",
         "cpu ran out of memory: the evaluation batch size is now 16 instead of 32",

@@ -285,7 +285,7 @@ def test_damaged_checkpoint_is_skipped_for_an_earlier_one(
     newest = stopped_run / "checkpoints" / "step-3"
     if isinstance(damage, str):
         (newest / damage).write_text("[]")
-    else:  # a whole checkpoint
+    else:  # a complete checkpoint
         write_checkpoint(newest, tensors=read_checkpoint(newest)[0], state=damage)
     emitted: list[Event] = []
     finetune.run(resume_from_checkpoint=stopped_run, emit=emitted.append)
@@ -301,7 +301,7 @@ def test_edited_config_is_rejected_with_all_changes(stopped_run: Path) -> None:
     edited = text.replace("  seed: 5\n", "  seed: 6\n").replace(
         "num_train_epochs: 2.0", "num_train_epochs: 9"
     )
-    # This option may change.
+    # This option can be changed.
     config.write_text(edited.replace("  batch_size: 16", "  batch_size: 8"))
     with pytest.raises(ConfigurationError) as raised:
         finetune.run(resume_from_checkpoint=stopped_run)

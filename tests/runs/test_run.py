@@ -65,7 +65,7 @@ def test_saved_config_reproduces_the_run_from_any_folder(
         emit=first.append, **options,
     )  # fmt: skip
     monkeypatch.chdir(elsewhere)
-    # Nothing is measured again.
+    # The precision must not be measured again.
     monkeypatch.delattr("finetune.runs.plan.choose_precision")
     second: list[Event] = []
     finetune.run(str(home / "first" / "config.yaml"), output_dir="second", emit=second.append)

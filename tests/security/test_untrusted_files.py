@@ -27,7 +27,7 @@ TEXT_COLUMN, LABEL_COLUMN = f"text{CLEAR}", f"label{ISOLATE}<b>"
 EVIL_CODE = "raise SystemExit('untrusted code runs')"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
-# Code from these folders fails. While the list isn't empty, so do pickles and remote connections.
+# While the list isn't empty, code in these folders, pickles and remote connections are forbidden.
 watched_folders: list[Path] = []
 
 

@@ -18,7 +18,7 @@ def test_metrics_match_a_manual_calculation() -> None:
     scores = score(np.array([0, 1, 1, 2]), np.array([0, 1, 2, 2]))
 
     assert scores.accuracy == 0.75
-    # HUM does not occur, so the mean is over three classes.
+    # HUM doesn't occur, so the mean is over three classes.
     assert scores.macro_f1 == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)
     assert scores.per_class == {
         "ABBR": ClassScores(1.0, 1.0, 1.0, 1),

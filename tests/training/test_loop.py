@@ -39,8 +39,8 @@ PLAN: dict[str, Any] = {
 class Diary:
     """Records the steps at which checkpoints and validations happen.
 
-    Validations return ``scores``; without scores there is no validation split. A signal comes at
-    ``stop_at``: an event, and its number of steps.
+    Validations return ``scores``. Without scores, there is only a training split. A signal is sent
+    at ``stop_at``, an event and its step.
     """
 
     scores: Sequence[float] = ()
@@ -124,7 +124,7 @@ def test_training_stops_when_the_model_stops_improving() -> None:
 def test_checkpoints_follow_the_save_strategy(strategy: str, saved: list[int]) -> None:
     diary = Diary(scores=[0.5, 0.4, 0.6])
     diary.run(trainer_of(total_steps=14, save_strategy=strategy, save_steps=7, logging_steps=4))
-    # A checkpoint at the end must not precede the validation, which a resumed run would skip.
+    # If a checkpoint at the end preceded the validation, a resumed run would skip the validation.
     assert diary.times("save") == saved
     if strategy == "epoch":
         entries = [what for what, _ in diary.entries if what != "step"]

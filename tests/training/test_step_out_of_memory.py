@@ -66,7 +66,7 @@ class Training:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Steps as small as these show no rounding errors, which Adam would turn into large steps.
+        # Rounding errors, which Adam would turn into large steps, don't show in such small steps.
         settings = {"dropout": 0.0, "learning_rate": 1e-5, "device": self.device, **self.options}
         self.state = tiny_trainer(**settings)
         self.examples = random_examples(ROWS)

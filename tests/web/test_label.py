@@ -219,7 +219,7 @@ def test_stale_page_gets_status_412(session: LabelingSession) -> None:
     for label in ("praise", None, "bug"):
         assert post(label, was=None) == 412
     assert post("praise", was="bug") == 200
-    assert post("refund") == 200  # a script need not know
+    assert post("refund") == 200  # scripts can omit it
     response = client.post("/api/label", json={"row": 1, "label": "bug", "was": "praise"})
     assert response.json() == {"error": "row 1 now has the label 'refund'"}
     assert client.post("/api/undo", json={"undoable": 2}).status_code == 412

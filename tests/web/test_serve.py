@@ -482,7 +482,7 @@ def test_short_requests_are_not_delayed_by_long_abandoned_requests(start: Start)
             assert status == 200
             assert seconds < 3
         outcomes = [future.result()[:2] for future in (*leaving, staying)]
-        assert outcomes.count((None, None)) == 1  # the first one was accepted
+        assert outcomes.count((None, None)) == 1  # the first request was accepted
         assert all(retry for status, retry in outcomes if status == 503)
         # The first client disconnected, so the next request is accepted, but misses the deadline.
         status, retry, seconds = request(long, patience=30)

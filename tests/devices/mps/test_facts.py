@@ -10,7 +10,7 @@ from finetune.devices.mps.facts import Mac, find_mac, known_faults, status_of
 from finetune.errors import UsageError
 
 GIB = 2**30
-# Default limit of PyTorch, relative to the memory that Metal recommends.
+# The default PyTorch limit, relative to the memory that Metal recommends.
 HIGH_WATERMARK_RATIO = 1.7
 
 
