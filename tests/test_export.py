@@ -38,7 +38,7 @@ def load(folder: Path, pooling: Pooling) -> TextModel:
     ("architecture", "pooling"),
     [("distilbert", "mean"), ("deberta-v2", "auto"), ("modernbert", "auto"), ("eurobert", "auto")],
 )
-def test_onnxruntime_logits_match_pytorch_at_any_batch_size_and_length(
+def test_onnxruntime_logits_match_pytorch_in_any_batch_and_nearly_with_int8(
     tmp_path: Path, architecture: str, pooling: Pooling
 ) -> None:
     text_model = load(save_tiny_model(tmp_path / "tiny", architecture), pooling)
@@ -53,14 +53,12 @@ def test_onnxruntime_logits_match_pytorch_at_any_batch_size_and_length(
         [logits] = run(exported, inputs)
         np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=1e-4)
 
-    quantize(tmp_path / "onnx" / MODEL_FILE, quantized_file := tmp_path / QUANTIZED_FILE)
-    quantized = OnnxModel(quantized_file)
-    largest = float(expected.abs().max())
-    together = quantized(**inputs).logits
-    torch.testing.assert_close(together, expected, atol=0.02 * largest, rtol=0)
-    # What else is in its batch changes a text by rounding only.
-    alone = [quantized(**examples.inputs_of(np.array([i]), 64)).logits for i in range(len(TEXTS))]
-    torch.testing.assert_close(together, torch.cat(alone), atol=0.005 * largest, rtol=0)
+    quantize(exported, quantized := tmp_path / QUANTIZED_FILE)
+    [together], largest = run(quantized, inputs), np.abs(expected.numpy()).max()
+    np.testing.assert_allclose(together, expected, atol=0.02 * largest, rtol=0)
+    for index in range(len(TEXTS)):  # the rest of a batch only changes how sums are rounded
+        [alone] = run(quantized, examples.inputs_of(np.array([index]), 64))
+        np.testing.assert_allclose(together[[index]], alone, atol=0.005 * largest, rtol=0)
 
 
 def largest_sum_of_pair(file: Path, inputs: dict[str, torch.Tensor]) -> int:
