@@ -6,6 +6,7 @@ from classify import Classifier       Classifier().predict(["a text"])
 """
 
 import argparse
+import hashlib
 import json
 import os
 import sys
@@ -29,6 +30,12 @@ class Classifier:
 
     def __init__(self, folder: str | Path = Path(__file__).parent) -> None:
         folder = Path(folder)
+        sums = folder / "SHA256SUMS"
+        for line in sums.read_text(errors="replace").splitlines() if sums.is_file() else ():
+            digest, _, name = line.partition("  ")
+            content = (folder / name).read_bytes() if (folder / name).is_file() else b""
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise ValueError(f"{name} does not match {sums}: copy or export the bundle again")
         self.options = json.loads((folder / "inference.json").read_text(encoding="utf-8"))
         self.classes: list[str] = self.options["classes"]
         self.outputs = max(len(self.classes), 1)
@@ -136,7 +143,11 @@ def main() -> None:
     parser.add_argument("--min-confidence", type=float, default=0.0, help="else give no label")
     parser.add_argument("--all-scores", action="store_true", help="print all probabilities")
     options = vars(parser.parse_args())
-    classifier, texts, pairs = Classifier(), options.pop("texts"), options.pop("text_pair")
+    texts, pairs = options.pop("texts"), options.pop("text_pair")
+    try:
+        classifier = Classifier()
+    except ValueError as error:
+        sys.exit(f"error: {error}")
     rows = read_rows(texts, pairs, has_pairs=classifier.options["reads_pairs"])
     with open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False) as output:
         while chunk := list(islice(rows, CHUNK_TEXTS)):

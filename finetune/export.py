@@ -26,7 +26,15 @@ from finetune.config.load import dump_config
 from finetune.config.schema import OPTIONS, change_options
 from finetune.data.dataset import texts_of
 from finetune.errors import FinetuneError, ModelUnsupportedError, UsageError, packages_of, reason_of
-from finetune.files import naming, read_json, replacing, write_json, write_text_atomically
+from finetune.files import (
+    SUMS,
+    naming,
+    read_json,
+    replacing,
+    write_json,
+    write_sums,
+    write_text_atomically,
+)
 from finetune.model.load import TextModel
 from finetune.ownership import OwnFolder
 from finetune.runs.folder import BundleFolder, RunFolder
@@ -136,7 +144,7 @@ def write_onnx(text_model: TextModel, folder: OwnFolder) -> None:
     with _exporting(text_model, folder, last="config.json") as partial:
         text_model.model.config.save_pretrained(partial)
         text_model.tokenizer.save_pretrained(partial)
-        for name in (QUANTIZED_FILE, VERIFIED_FILE):  # of an earlier export
+        for name in (QUANTIZED_FILE, VERIFIED_FILE, SUMS):  # of an earlier export
             (folder.path / name).unlink(missing_ok=True)
 
 
@@ -201,6 +209,7 @@ def write_bundle(
         _describe_run(run, BundleFolder(partial))
         compared = _check_bundle(trained, partial, rows)
         note_verified(partial, run, tokenizer)
+        write_sums(partial)
     return compared
 
 

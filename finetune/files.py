@@ -1,4 +1,4 @@
-"""Atomic writes, locks, JSON and JSON Lines, and escaped control characters."""
+"""Atomic writes, locks, digests, JSON and JSON Lines, and escaped control characters."""
 
 import errno
 import fcntl
@@ -24,6 +24,9 @@ SECONDS_TO_LOCK = 2.0
 SCHEMA_VERSION = 3
 # Marks cache files that this package wrote. Only marked files are deleted.
 WRITTEN_BY = {"written_by": "finetune"}
+# Digests of the files in a folder, in the format of sha256sum.
+SUMS = "SHA256SUMS"
+_WITH_DIGEST = {".json", ".jsonl", ".yaml", ".safetensors", ".onnx", ".data"}
 STRICT_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 # Direction marks, embeddings, overrides, isolates, and the line separators in the same range.
 _DIRECTION = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
@@ -166,11 +169,23 @@ def write_json(path: Path, value: Any) -> None:
     write_text_atomically(path, json.dumps(value, **STRICT_JSON, indent=2) + "\n")
 
 
-def write_cache_json(path: Path, value: Any) -> None:
-    """Write a value to a cache file; ignore errors of the disk."""
+def write_cache_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a value to a cache file, with its digest; ignore errors of the disk."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, value)
+        write_json(path, {**value, "sha256": _digest(value)})
+
+
+def read_cache_json(path: Path) -> Any:
+    """Return the value in a cache file; raise ``OSError`` or ``ValueError`` unless it is intact."""
+    value = read_json(path)
+    if not isinstance(value, dict) or value.pop("sha256", None) != _digest(value):
+        raise ValueError(f"{path} changed after it was written")
+    return value
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, **STRICT_JSON).encode()).hexdigest()
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -205,13 +220,13 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Return the value in a JSON file."""
-    return json.loads(read_bytes(path).decode())
+    """Return the value in an intact JSON file."""
+    return json.loads(read_bytes(intact(path)).decode())
 
 
 def read_jsonl(path: Path) -> list[Any]:
-    """Return the rows of a JSON Lines file, without an incomplete last line."""
-    *lines, _incomplete = read_bytes(path).split(b"\n")
+    """Return the rows of an intact JSON Lines file, without an incomplete last line."""
+    *lines, _incomplete = read_bytes(intact(path)).split(b"\n")
     return [json.loads(line) for line in lines]
 
 
@@ -233,6 +248,26 @@ def has_changed(path: Path, described: Mapping[str, Any]) -> bool:
     if (stat.st_size, stat.st_mtime_ns) == (size_bytes, described["mtime_ns"]):
         return False
     return bool(stat.st_size != size_bytes or file_sha256(path) != described["sha256"])
+
+
+def write_sums(folder: Path) -> None:
+    """Write the digests of the files in a folder that programs read."""
+    files = sorted(file for file in folder.iterdir() if file.suffix in _WITH_DIGEST)
+    lines = (f"{file_sha256(file)}  {file.name}\n" for file in files)
+    write_text_atomically(folder / SUMS, "".join(lines))
+
+
+def intact(file: Path) -> Path:
+    """Return the path of a file; raise ``UsageError`` if it changed since its digest was noted."""
+    sums = file.with_name(SUMS)
+    known = read_bytes(sums).decode(errors="replace") if is_there(sums) and file.is_file() else ""
+    digest = re.search(rf"(?m)^([0-9a-f]{{64}})  {re.escape(file.name)}$", known)
+    if digest and digest[1] != file_sha256(file):
+        raise UsageError(
+            f"{file} changed after it was written: {sums} has another digest",
+            remedy=f"restore it or make it again; if you edited it, delete its line in {SUMS}",
+        )
+    return file
 
 
 def hash_in_thread(files: list[Path]) -> Future[str]:

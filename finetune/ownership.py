@@ -5,6 +5,7 @@ kind has a fixed list of file names. Only files with these names are deleted, an
 folders. All other files and all links stay.
 """
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,14 +14,7 @@ from pathlib import Path, PurePath
 from typing import Any, Self
 
 from finetune.errors import NotARunError, UsageError
-from finetune.files import (
-    PARTIAL_SUFFIX,
-    is_there,
-    locked,
-    read_json,
-    write_json,
-    write_text_atomically,
-)
+from finetune.files import PARTIAL_SUFFIX, SUMS, is_there, locked, write_json, write_text_atomically
 
 MANIFEST, LOCK = "manifest.json", ".finetune.lock"
 # The Finder of macOS writes .DS_Store into every folder that it shows.
@@ -37,14 +31,14 @@ _MODEL = [
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("chat_template.jinja", "vocab.txt", "vocab.json", "merges.txt", "bpe.codes"),
     *("tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model"),
-    *("config.json", "README.md"),
+    *("config.json", "README.md", SUMS),
 ]
 _CHECKPOINT = [
     *(f"{group}.safetensors" for group in ("model", "optimizer", "random", "best")),
     "state.json",
 ]
 _TABLE = f"table-{'[0-9a-f]' * 8}.parquet"
-_SEVERAL = [_TABLE, "predictions.jsonl", "report.html"]
+_SEVERAL = [_TABLE, "predictions.jsonl", "report.html", SUMS]
 # For each kind of folder, in the order in which they are written.
 NAMES: Mapping[str, list[str]] = {
     "run": [
@@ -54,7 +48,7 @@ NAMES: Mapping[str, list[str]] = {
         *(f"adapter/{name}" for name in ("adapter_model.safetensors", *_MODEL)),
         *("adapter/adapter_config.json", "model/model.safetensors"),
         *(f"model/{name}" for name in ("inference.json", "confidences.json", *_MODEL)),
-        *("predictions.jsonl", "report.html", "all_results.json", "bundle.zip"),
+        *("predictions.jsonl", "report.html", "all_results.json", SUMS, "bundle.zip"),
     ],
     "seeds": ["seeds.json", *_SEVERAL],
     "folds": ["folds.json", *_SEVERAL],
@@ -63,7 +57,7 @@ NAMES: Mapping[str, list[str]] = {
     "bundle": [
         *("model.onnx", "model.onnx.data", "tokenizer.json", "inference.json", "README.md"),
         *("config.json", "config.yaml", "confidences.json", "all_results.json", "verified.json"),
-        *("requirements.txt", "Dockerfile", "classify.py"),
+        *("requirements.txt", "Dockerfile", "classify.py", SUMS),
     ],
     "audit": ["suspects.csv", "audit.html"],
     "bench": ["bench.json", "bench.html"],
@@ -229,7 +223,7 @@ def check_output_file(path: Path, *, overwrite: bool | None = None) -> None:
 def _kind_of(path: Path) -> str | None:
     """Return the kind of a folder that this tool made, or None for other folders."""
     try:
-        content = read_json(path / MANIFEST)
+        content = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         kind = content["kind"] if content["tool"] == "finetune" else None
         return kind if kind in NAMES else None
     except (OSError, ValueError, LookupError, TypeError):

@@ -30,7 +30,7 @@ from finetune.devices.host import available_bytes, gibibytes
 from finetune.distributed import read_launch
 from finetune.errors import BatchDoesNotFitError, FinetuneError, ModelUnsupportedError
 from finetune.events import Info, Trial, WarningMessage, emit
-from finetune.files import WRITTEN_BY, write_cache_json
+from finetune.files import WRITTEN_BY, read_cache_json, write_cache_json
 from finetune.model.tensor_store import key_of
 
 FIRST_SIZE, TARGET, TOLERANCE, SAFE_SIZE = 4, 0.985, 0.02, 0.75
@@ -289,7 +289,7 @@ def find(
     cached = None
     if file and not is_fresh:
         with suppress(OSError, ValueError):
-            cached = TypeAdapter(Result).validate_json(file.read_bytes())
+            cached = TypeAdapter(Result).validate_python(read_cache_json(file))
     with TrialRunner(
         case, device, server, limit_bytes=limit_bytes, timeout_seconds=options.time_limit
     ) as runner:

@@ -12,7 +12,7 @@ from finetune.commands import flags
 from finetune.commands.console import format_size, show_facts, show_lines
 from finetune.errors import FinetuneError
 from finetune.events import Info, WarningMessage, emit
-from finetune.files import read_bytes
+from finetune.files import read_bytes, write_sums
 from finetune.ownership import OwnFolder, check_output_file
 from finetune.runs.folder import BundleFolder, RunFolder, open_run_folder
 from finetune.tasks.tables import format_number
@@ -97,6 +97,7 @@ def export_onnx(
         files += _write_int8(folder, trained, output)
     if verify:
         note_verified(output.path, folder, trained.text_model.tokenizer)
+    write_sums(output.path)
     return {"folder": str(output.path), "files": files}
 
 

@@ -1,7 +1,6 @@
 """``finetune runs``: lists runs with data, model, accuracy and time."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
 from finetune.errors import FinetuneError
+from finetune.events import WarningMessage, emit
 from finetune.runs.folder import RUNS_FOLDER, RunFolder, SeveralFolder, list_runs
 from finetune.tasks.tables import duration
 
@@ -37,12 +37,14 @@ def _describe(folder: RunFolder) -> dict[str, Any]:
     """
     listed: dict[str, Any] = dict.fromkeys(FIELDS)
     listed |= {"run": str(folder.path), "status": "unreadable", "written_at": 0.0}
-    runs = folder.runs if isinstance(folder, SeveralFolder) else [folder]
-    # Some of the runs did not start, or failed.
-    runs = [run for run in runs if run.config_file.is_file()]
-    with suppress(FinetuneError):
+    try:
+        runs = folder.runs if isinstance(folder, SeveralFolder) else [folder]
+        # Some of the runs did not start, or failed.
+        runs = [run for run in runs if run.config_file.is_file()]
         times = (run.config_file.stat().st_mtime for run in runs)
         listed["written_at"] = max(times, default=0.0)
+        for run in runs:
+            run.report_edits()
         config = folder.read_config()
         listed |= {"data": config.data.data, "model": config.model.model}
         listed |= {"mode": config.model.mode, "status": "not finished"}
@@ -51,6 +53,8 @@ def _describe(folder: RunFolder) -> dict[str, Any]:
             listed |= _read_scores(folder, [run for run in runs if run.has_finished])
             several = isinstance(folder, SeveralFolder) and f"{len(runs)} {folder.run_kind}s"
             listed["status"] = several or "finished"
+    except FinetuneError as error:
+        emit(WarningMessage(error.message, remedy=error.remedy))
     return listed
 
 
@@ -86,7 +90,8 @@ def _read_scores(folder: RunFolder, finished: Sequence[RunFolder]) -> dict[str, 
 @flags.with_json
 def command(*, folder: Path, display: flags.Display) -> None:
     """List the runs in FOLDER, newest first. Default: the folder runs."""
-    runs = {"runs": [_describe(run) for run in list_runs(folder)]}
+    with display.progress():
+        runs = {"runs": [_describe(run) for run in list_runs(folder)]}
     display.show(runs, lambda runs: _show(runs["runs"], folder))
 
 

@@ -21,7 +21,7 @@ from finetune.errors import (
     ModelUnsupportedError,
     explained,
 )
-from finetune.files import hash_in_thread, is_there, read_json
+from finetune.files import hash_in_thread, intact, is_there, read_json
 from finetune.hub import CONFIG, SHARDS_INDEX, WEIGHTS, fetch_model, has_weights
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class ModelSource:
                 f"reading {unread[0]} of {self.name} needs the package sentencepiece",
                 remedy="pip install sentencepiece protobuf",
             )
+        for file in self.folder.glob("tokenizer*.json"):
+            intact(file)
         with self.failures_explained(), silence_transformers():
             tokenizer = AutoTokenizer.from_pretrained(
                 self.folder, trust_remote_code=False, local_files_only=True
@@ -102,7 +104,7 @@ class ModelSource:
             for file in self._weight_files():
                 file.open("rb").close()  # safetensors reports any error as a missing file
                 try:
-                    weights |= load_file(file)
+                    weights |= load_file(intact(file))
                 except (OSError, SafetensorError) as error:
                     message = f"{file.name} can't be read as safetensors: {error}"
                     raise ValueError(message) from error

@@ -33,7 +33,10 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class TensorStore:
-    """Features on disk, at most ``limit_bytes``. The least recently used files are deleted."""
+    """Features on disk, at most ``limit_bytes``. The least recently used files are deleted.
+
+    Each file ends with the sha256 of its vectors.
+    """
 
     folder: Path
     limit_bytes: int
@@ -41,8 +44,9 @@ class TensorStore:
     def read(self, key: str, shape: tuple[int, int]) -> "torch.Tensor | None":
         """Return the mapped float32 vectors of a file, or None if it is missing or damaged."""
         file = self._file(key)
-        with suppress(OSError):
-            if file.stat().st_size == _FLOAT_BYTES * prod(shape):
+        with suppress(OSError, ValueError):  # ValueError if it is empty
+            size_bytes, content = _FLOAT_BYTES * prod(shape), np.memmap(file, np.uint8, mode="r")
+            if content[size_bytes:].tobytes() == hashlib.sha256(content[:size_bytes].data).digest():
                 with suppress(OSError):  # a store that can only be read
                     os.utime(file)
                 return map_vectors(file, shape)
@@ -71,6 +75,9 @@ class TensorStore:
 
     def keep(self, partial: Path, key: str) -> None:
         """Give a complete file its name, unless it exceeds the limit."""
+        digest = hashlib.sha256(np.memmap(partial, np.uint8, mode="r").data).digest()
+        with partial.open("ab") as opened:
+            opened.write(digest)
         flush_to_disk(partial)
         if partial.stat().st_size <= self.limit_bytes:
             partial.replace(self._file(key))

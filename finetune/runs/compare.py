@@ -148,6 +148,8 @@ class _Setting:
     @classmethod
     def read(cls, folder: RunFolder) -> "_Setting":
         runs = folder.runs if isinstance(folder, SeveralFolder) else [folder]
+        for run in runs:
+            run.report_edits()
         results = [*map(read_results, runs)]
         task, scores = results[0].task, results[0].test
         if isinstance(folder, SeveralFolder):

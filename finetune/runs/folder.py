@@ -11,9 +11,9 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from finetune.config.schema import Config, change_options
-from finetune.errors import NotARunError, system_error
-from finetune.events import Info, emit
-from finetune.files import is_there, read_json, read_jsonl
+from finetune.errors import NotARunError, UsageError, system_error
+from finetune.events import Info, WarningMessage, emit
+from finetune.files import SUMS, intact, is_there, read_json, read_jsonl, write_sums
 from finetune.ownership import CONTENTS, OwnFolder
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class RunFolder(OwnFolder):
         self.adapter_card_file = self.adapter_folder / "README.md"
         # The model is complete if this file exists.
         self.model_config_file = self.model_folder / "config.json"
+        self.digests_file = self.path / SUMS
         # Its modification time is the start of the run.
         self.first_file = self.config_file
 
@@ -140,6 +141,18 @@ class RunFolder(OwnFolder):
                 f"{file} is missing or can't be read{reason}",
                 remedy="restore the file, or train again",
             ) from error
+
+    def write_digests(self) -> None:
+        """Note the digests of the files in this folder, and of the saved model."""
+        for folder in filter(Path.is_dir, (self.model_folder, self.adapter_folder, self.path)):
+            write_sums(folder)
+
+    def report_edits(self) -> None:
+        """Emit a warning if the configuration was edited after it was written."""
+        try:
+            intact(self.config_file)
+        except UsageError as error:
+            emit(WarningMessage(error.message, remedy=error.remedy))
 
     def read_config(self) -> Config:
         """Return the configuration of the run."""
@@ -348,4 +361,5 @@ def open_run_folder(
             remedy = f"train a model with finetune run {folder.config_file}"
             remedy += ", or keep the models of folds with --keep-models"
         raise NotARunError(f"the run in {path} has no model", remedy=remedy)
+    folder.report_edits()
     return folder

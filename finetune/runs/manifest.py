@@ -21,6 +21,7 @@ from finetune.errors import DataError, NotARunError, UsageError
 from finetune.evaluation.statistics import threshold_for_precision
 from finetune.events import Info, WarningMessage, emit
 from finetune.files import SCHEMA_VERSION, write_json
+from finetune.ownership import MANIFEST
 from finetune.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -103,7 +104,10 @@ class Manifest:
             if getattr(self, part).get(name, digest) != digest
         ]
         if differing:
-            raise DataError(f"changed since the run started: {', '.join(differing)}", remedy=remedy)
+            names = ", ".join(differing)
+            raise DataError(
+                f"changed since the run started: {names} (see {MANIFEST})", remedy=remedy
+            )
 
 
 def digest_splits(splits: "Splits", task: "Task") -> dict[str, str]:

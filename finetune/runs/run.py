@@ -150,6 +150,7 @@ class Run:
                     replace(Manifest.of(inputs), options=run.config).write(folder)
                     write_text_atomically(folder.config_file, dump_config(run.config))
                     write_environment(folder, inputs, plan)
+                    folder.write_digests()
                 journal.open(folder)
             with tracked(inputs.config, folder) as tracker, sent_to(tracker):
                 run.tracker = tracker
@@ -271,6 +272,7 @@ class Run:
             results = replace(results, stage_seconds=clock.take())
             write_json(folder.results_file, results.to_json())
             self.journal.open(None)
+            folder.write_digests()
             self.trainer.has_trained = False  # there is nothing left to resume
             folder.delete_checkpoints()
         self.tracker.report(

@@ -11,7 +11,7 @@ import numpy as np
 
 from finetune.config.schema import Config
 from finetune.devices import Runtime, host
-from finetune.errors import LossNotFiniteError, UsageError
+from finetune.errors import LossNotFiniteError, UsageError, reason_of
 from finetune.events import Info, emit
 from finetune.files import describe_file, has_changed, read_json, write_json
 from finetune.runs.folder import BundleFolder, RunFolder
@@ -146,7 +146,8 @@ def _open_export(
             backend = tokenizers.Tokenizer.from_file(str(file.with_name(TOKENIZER)))
             encoder = TextEncoder(backend, **facts)
     except Exception as error:  # tokenizers raises no other class
-        raise UsageError(f"{file.parent} can't be read", remedy=remedy) from error
+        reason = f"{file.parent} can't be read: {reason_of(error)}"
+        raise UsageError(reason, remedy=remedy) from error
     if encoder is None:
         message = f"{changed[0]} is not the file that was verified with the export"
         raise UsageError(message, remedy=remedy)

@@ -215,6 +215,7 @@ def train_several(
         def write_table() -> SeveralResults:
             metric = request.config.training.metric_for_best_model
             results = SeveralResults.read(folder, variants, metric=metric, failures=failures)
+            folder.digests_file.unlink(missing_ok=True)
             write_json(folder.table_file, results.to_json())
             return results
 
@@ -327,6 +328,7 @@ def _complete(
             raise ConfigurationError(f"no trial could be trained: {failures}", remedy=remedy)
         best = folder.run(results.best).read_config()
         write_text_atomically(folder.best_file, dump_config(best))
+    folder.write_digests()
     return results
 
 

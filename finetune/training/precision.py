@@ -17,7 +17,7 @@ from finetune.config.schema import AutoTunedOption
 from finetune.devices import host
 from finetune.devices.base import Device
 from finetune.errors import ConfigurationError
-from finetune.files import WRITTEN_BY, read_json, write_cache_json
+from finetune.files import WRITTEN_BY, read_cache_json, write_cache_json
 from finetune.model.tensor_store import key_of
 
 # bf16 must be faster by this factor, because timings are not exact.
@@ -36,7 +36,7 @@ def choose_precision(device: Device, *, hidden_size: int, cache: Path) -> AutoTu
         return _choice("bf16", f"{device.name} {reason} for it")
     file = cache / f"{_key(device, str(hidden_size))}.json"
     try:
-        choice = TypeAdapter(AutoTunedOption).validate_python(read_json(file))
+        choice = TypeAdapter(AutoTunedOption).validate_python(read_cache_json(file))
         measured_on = date.fromtimestamp(file.stat().st_mtime)
         return replace(choice, note=f"{choice.note}, measured on {measured_on}")
     except (OSError, ValueError):
@@ -119,7 +119,7 @@ def note_parity(device: Device, *, precision: str, subject: str, passes: bool) -
 def _read_parity(device: Device, precision: str) -> tuple[Path, dict[str, bool]]:
     file = hub.cache_folder("parity") / f"{_key(device, precision)}.json"
     try:
-        return file, TypeAdapter(dict[str, bool]).validate_python(read_json(file))
+        return file, TypeAdapter(dict[str, bool]).validate_python(read_cache_json(file))
     except (OSError, ValueError):
         return file, {}
 

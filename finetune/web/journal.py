@@ -31,7 +31,7 @@ from finetune.data.read import TABLE_SUFFIXES, read_file
 from finetune.data.stream import read_texts
 from finetune.data.values import as_texts
 from finetune.errors import DataError, DataNotFoundError, FinetuneError, UsageError
-from finetune.events import Info, emit, muted
+from finetune.events import Info, WarningMessage, emit, muted
 from finetune.files import append_jsonl, read_bytes, read_jsonl, write_text_atomically
 from finetune.runs.linear_head import prepare_head, read_frozen_features, read_text_features
 from finetune.runs.prepare import RunInputs
@@ -154,6 +154,10 @@ def _hash(content: bytes, *, salt: bytes = b"") -> str:
     return hashlib.blake2b(content, digest_size=8, salt=salt).hexdigest()
 
 
+def _with_digest(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {**line, "digest": _hash(json.dumps(line).encode())}
+
+
 class LabelJournal:
     """The files next to a table of texts: the journal, and the labeled rows as a table.
 
@@ -199,10 +203,14 @@ class LabelJournal:
         source, content = self.source, read_bytes(self.path)
         header = {"format": _FORMAT, "multi_label": source.is_multi_label}
         seed = int(_hash("\n".join(source.texts[0]).encode()), 16)
-        if json.dumps({**header, "seed": seed}).encode().startswith(content):
-            append_jsonl(self.path, [{**header, "seed": seed}])
+        new = _with_digest({**header, "seed": seed})
+        if json.dumps(new).encode().startswith(content) and not self.table_path.exists():
+            append_jsonl(self.path, [new])
         try:
-            first, *lines = read_jsonl(self.path)
+            for first in (lines := read_jsonl(self.path)):
+                if first.pop("digest", None) not in (None, _with_digest(first)["digest"]):
+                    raise ValueError(first)
+            first, *lines = lines
             self.seed = int(first.pop("seed"))
             self._tables = {line.pop("table", "") for line in lines}
             for line in lines:
@@ -210,7 +218,10 @@ class LabelJournal:
                     line["row"] = source.find_row(line["row"], line.pop("texts"))
             actions = [Action(**line) for line in lines]
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise _foreign(self.path) from None
+            raise DataError(
+                f"{self.path} is damaged, or not from finetune label",
+                remedy=f"restore it, or rename it and {self.table_path}",
+            ) from None
         rows = [action.row for action in actions if action.row is not None]
         if first != header or (rows and min(rows) >= source.count):
             raise DataError(
@@ -218,7 +229,9 @@ class LabelJournal:
                 remedy="restore the file and the options, or move the labels elsewhere",
             )
         # A line without an end was being written when the server was killed, and never answered.
-        os.truncate(self.path, read_bytes(self.path).rfind(b"\n") + 1)
+        if incomplete := read_bytes(self.path).rpartition(b"\n")[2]:
+            emit(WarningMessage(f"{self.path}: an incomplete last line is dropped"))
+            os.truncate(self.path, self.path.stat().st_size - len(incomplete))
         return actions
 
     def _apply(self, action: Action) -> None:
@@ -249,7 +262,7 @@ class LabelJournal:
         lines = [*map(self._line_of, actions)]
         lines[-1]["table"] = _hash(table.encode())
         try:
-            append_jsonl(self.path, lines)
+            append_jsonl(self.path, map(_with_digest, lines))
             os.fsync(self._file.fileno())
             write_text_atomically(self.table_path, table, flushes=False)
         except OSError:

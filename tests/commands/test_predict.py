@@ -23,7 +23,7 @@ from finetune.config.schema import DataConfig
 from finetune.data.read import read_source
 from finetune.data.stream import Texts
 from finetune.events import Event, WarningMessage
-from finetune.files import read_json, read_jsonl, write_json
+from finetune.files import read_json, read_jsonl, write_json, write_sums
 
 MISSING = [None, "Who wrote Faust ?", "  "]
 
@@ -71,6 +71,7 @@ def run_with_confidences(finished_run: Path, tmp_path: Path) -> Path:
         content["classes"][name] = {"probabilities": [0.0] * 100, "is_right": [True] * 100}
     content["classes"][names[1]] = {"probabilities": [0.9] * 18, "is_right": [True] * 18}
     write_json(run / "model/confidences.json", content)
+    write_sums(run / "model")
     return run
 
 

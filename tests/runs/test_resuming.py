@@ -195,7 +195,7 @@ def test_resuming_a_finished_run_returns_its_results_unchanged(
     assert written == read_json(run / "all_results.json")
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     (run / "all_results.json").write_text("{}")
-    with pytest.raises(NotARunError, match="all_results"):
+    with pytest.raises(UsageError, match="all_results"):
         finetune.run(resume_from_checkpoint=run)
 
 

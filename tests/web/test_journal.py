@@ -80,6 +80,7 @@ def test_incomplete_line_after_a_kill_is_ignored(path: Path) -> None:
         again.close()
         lines = [json.loads(line) for line in again.path.read_text().splitlines()]
         assert lines[-1].pop("table")
+        assert lines[-1].pop("digest")
         assert lines[-1] == {
             **{"kind": "label", "row": 7, "classes": ["b"], "how": "uncertain"},
             "texts": ["text 7"],
@@ -90,8 +91,8 @@ def test_incomplete_line_after_a_kill_is_ignored(path: Path) -> None:
     ("name", "content", "options", "error", "words"),
     [
         ("texts.labels.csv", "text,label\n", {}, DataError, "not as finetune label writes it"),
-        ("texts.labels.jsonl", "{}\n", {}, DataError, "not as finetune label writes it"),
-        ("texts.labels.jsonl", "hello", {}, DataError, "not as finetune label writes it"),
+        ("texts.labels.jsonl", "{}\n", {}, DataError, "damaged, or not from finetune label"),
+        ("texts.labels.jsonl", "hello", {}, DataError, "damaged, or not from finetune label"),
         (None, None, {"texts": ["another", "text"]}, DataError, "has labels of other texts"),
         (None, None, {"multi": True}, DataError, "of another kind"),
     ],
