@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,20 +22,32 @@ PAGES = {
     if path.name not in ("ARCHITECTURE.md", "measurements.md")
 }
 TEXTS = [README, *PAGES.values()]
-SHELL = [
-    line.partition("#")[0].strip()
-    for text in TEXTS
-    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    for line in block.splitlines()
-]
 # A command ends before a comment, a gap in a table of examples, a pipe or a closing quote.
 TYPED = re.compile(r"\bfinetune (?:--?)?[a-z][^\n#`|>)]*?(?=  |\n|[#`|>)]|$)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
 CODE = re.compile(r"```.*?```|^    .*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 # Blocks marked as bash contain options of other programs.
 OTHER_PROGRAMS = re.compile(r"```bash.*?```|\b(?:pip|torchrun|hf|git) [^`\n]*", re.DOTALL)
-# A tiny model replaces models from the Hub or from PyPI.
+# A tiny model replaces models from the Hub or from PyPI, and few rows replace all.
 QUICK = ["--max-train-samples", "32", "--max-steps", "1", "--device", "cpu"]
+# Commands of the pages that do not run here, by their start, and the reason.
+NOT_RUN = {
+    "bench": "tests/commands/test_bench.py runs it with fewer rows",
+    "find-batch": "tests/commands/test_find_batch.py runs it with fewer trials",
+    "doctor --device mps": "needs a Mac; tests/doctor runs it on simulated Macs",
+    "doctor --parity": "takes minutes; tests/doctor runs it with a tiny model",
+    "doctor --ops": "needs bert-base-uncased from the Hub; tests/doctor runs it with a tiny model",
+    "label": "starts a server; tests/web/test_label.py runs it",
+    "serve": "starts a server; tests/web/test_serve.py runs it",
+    "push": "writes to the Hub; tests/commands/test_push.py runs it with a server of the test",
+    "models": "tests/commands/test_models.py runs it",
+    "run reviews.csv --output-dir /shared/run": "tests/runs/test_processes.py starts two processes",
+    "sweep": "tests/commands/test_sweep.py runs it with two trials",
+    "run --folds 5": "tests/runs/test_folds.py runs it with two folds",
+    "data audit RUN": "needs a cross-validation; tests/commands/test_correction_loop.py runs it",
+    "export": "needs onnx; tests/commands/test_export.py runs it",
+    "run reviews.csv --batch-size auto": "tests/runs/test_batch_sizes.py runs it with fewer trials",
+}
 
 
 @pytest.fixture
@@ -45,13 +58,26 @@ def prepared_folder(
     rows = "".join(
         f"{number} is {'good' if number % 2 else 'bad'},{number % 2}\n" for number in range(40)
     )
-    (tmp_path / "reviews.csv").write_text("review,stars\n" + rows)
-    (tmp_path / "tickets.csv").write_text("text\n" + "my card was charged twice\nlog me in\n" * 9)
+    for name in ("reviews.csv", "test.csv"):
+        (tmp_path / name).write_text("review,stars\n" + rows)
+    texts = "".join(f"my card was charged {number} times\nlog me in\n" for number in range(20))
+    for name in ("tickets.csv", "texts.csv"):
+        (tmp_path / name).write_text("text\n" + texts)
     (tmp_path / "classes.csv").write_text("text,label\nmy card,billing\nlog in,login\n")
     (tmp_path / "new.csv").write_text("text\n3 is good\n")
+    questions = [
+        f"Who wrote book {number}?,HUM\nWhere is town {number}?,LOC" for number in range(9)
+    ]
+    for name in ("FILE", "tickets.labels.csv", "texts.labels.csv"):
+        (tmp_path / name).write_text("\n".join(["text,label", *questions]))
+    corrections = "row,text,label,decision\n2,How long should green tea steep?,NUM,drop\n"
+    (tmp_path / "suspects.csv").write_text(corrections)
     (tmp_path / "questions.txt").write_text("Who wrote Faust?\nHow far is the moon?\n")
     (tmp_path / "model").symlink_to(tiny_folder)
-    (tmp_path / "RUN").symlink_to(finished_run)
+    for name in ("OLD", "NEW", "RUN", "runs/NAME-folds/fold-1"):
+        shutil.copytree(finished_run, tmp_path / name)
+    (tmp_path / "runs/NAME-sweep").mkdir()
+    shutil.copy(finished_run / "config.yaml", tmp_path / "runs/NAME-sweep/best.yaml")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -68,7 +94,9 @@ def epilogs(command: click.Command = cli) -> Iterator[str]:
 
 def commands_in(text: str) -> list[str]:
     """Return the commands in the code of a text."""
-    code = "\n".join(re.findall(r"```sh\n.*?```|^    .*$|`finetune[^`]*`", text, re.M | re.S))
+    code = "\n".join(
+        re.findall(r"```(?:ba)?sh\n.*?```|^    .*$|`finetune[^`]*`", text, re.M | re.S)
+    )
     return [line.strip() for line in TYPED.findall(code)]
 
 
@@ -85,25 +113,40 @@ def test_commands_in_readme_pages_and_help_are_valid(
         assert outcome.code == 0 or is_incomplete, (line, outcome.errors)
 
 
+def quick_arguments(line: str) -> list[str] | None:
+    """Return the arguments of a command, with a tiny model and few rows; None if it isn't run."""
+    if any(line.removeprefix("finetune ").startswith(start) for start in NOT_RUN):
+        return None
+    arguments = shlex.split(line.replace("minilm", "model").replace("RUN RUN...", "OLD NEW"))[1:]
+    if arguments in (["run"], ["init"], ["data", "check"], ["data", "audit"]):
+        return None  # a sentence mentions the command
+    is_data = arguments[:2] in (["data", "check"], ["data", "audit"]) or arguments[0] == "init"
+    is_started = arguments[0] == "run" and not {"--help", "--help-all", "RUN"} & {*arguments[-1:]}
+    if (is_data or is_started) and "--model" not in arguments:
+        arguments += ["--model", "model"]
+    if is_started:
+        # Without labels, no step is taken. TREC is not available, so the questions replace it.
+        arguments += QUICK[-2:] if "tickets.csv" in arguments else QUICK
+        arguments += ["--data", "questions"] if re.match("--|trec", arguments[1]) else []
+    return arguments
+
+
 @pytest.mark.slow
-def test_readme_commands_run(prepared_folder: Path, command: Command) -> None:
-    for line in SHELL:
-        arguments = shlex.split(line)[1:]
-        if arguments[0] in (
-            "bench",
-            "find-batch",
-        ):  # other tests run these commands with fewer trials
+@pytest.mark.parametrize("page", ["README.md", *PAGES])
+def test_commands_of_pages_run(page: str, prepared_folder: Path, command: Command) -> None:
+    for line in dict.fromkeys(commands_in(README if page == "README.md" else PAGES[page])):
+        if (arguments := quick_arguments(line)) is None:
             continue
-        if arguments[0] == "run":
-            is_unlabeled = "tickets.csv" in arguments
-            arguments += QUICK[-2:] if is_unlabeled else QUICK
-            arguments += ["--model", str(prepared_folder / "model")]
-            if not {"reviews.csv", "questions", "tickets.csv"} & set(arguments):
-                arguments += ["--data", "questions"]  # instead of TREC, which is not available
-        elif arguments[:2] == ["data", "check"]:
-            arguments += ["--model", str(prepared_folder / "model")]
         outcome = command(*arguments)
-        assert outcome.code == 0, (line, outcome.errors)
+        # A sentence may mention a command without its arguments.
+        is_incomplete = re.search(r"[Mm]issing argument|requires an argument", outcome.errors)
+        assert outcome.code == 0 or is_incomplete, (line, outcome.errors)
+
+
+def test_commands_that_are_not_run_are_in_pages() -> None:
+    lines = [line for text in TEXTS for line in commands_in(text)]
+    for start in NOT_RUN:
+        assert any(line.startswith(f"finetune {start}") for line in lines), start
 
 
 def test_python_code_in_readme_and_pages_runs(prepared_folder: Path) -> None:
