@@ -251,7 +251,7 @@ STATED = [
     ("modes.md", "epochs", "config.modes.MAX_HEAD_EPOCHS", 1),
     ("modes.md", "rows per class", "runs.guess.MAX_ROWS_PER_CLASS", 1),
     ("serving.md", "texts", "web.serve_app.MAX_TEXTS", 1),
-    ("serving.md", "ten times as long", "web.serve_app.MAX_EXPLAINED_TEXTS", 1),
+    ("serving.md", "as long and works", "web.serve_app.MAX_EXPLAINED_TEXTS", 1),
     ("serving.md", "MiB", "web.server.MAX_BODY_BYTES", 2**-20),
     ("serving.md", "seconds", "web.server.DEADLINE_SECONDS", 1),
     ("serving.md", "client closed", "web.serve_app.CLIENT_LEFT", 1),
@@ -289,3 +289,66 @@ def test_numbers_in_pages_are_constants_of_the_code(
     sentences = re.split(r"(?<=[.:!?|])\s|\n\n", PAGES[page])
     lines = [" ".join(sentence.split()) for sentence in sentences]
     assert any(words in line and number.search(line) for line in lines), f"{words}: {shown}"
+
+
+# Sentences with a measured number: accuracies with a decimal, results on TREC, and speeds.
+MEASURED = re.compile(
+    r"\d\.\d+%|\d%.*\b(?:TREC|questions|accuracy of)\b|\b(?:TREC|questions|accuracy of)\b.*\d%"
+    r"|\d times\S* as (?:fast|long)"
+)
+NUMBER = re.compile(r"(?<![\w.,])\d+\.\d+(?=\D|$)|(?<![\w.,])\d[\d,]*(?:\.\d+)?(?=%| times\b)")
+LOG = (ROOT / "docs/measurements.md").read_text(encoding="utf-8")
+SOURCE_LINK = re.compile(r"\((?:docs/)?((?:measurements|benchmarks)\.md)#([\w-]+)\)")
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Yield paragraphs and list items, each with the picture above and the table below it."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    text = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r'<img[^>]* alt="([^"]*)">\s+', r"\1. ", text)
+    for part in re.split(r"\n\n+(?!\|)|(?<!\|)\n(?=- |\d\. )", text):
+        yield " ".join(part.split())
+
+
+def cited(paragraph: str) -> str:
+    """Return the sections of the measurements and the benchmarks that a paragraph links to."""
+    found = ""
+    for page, anchor in SOURCE_LINK.findall(paragraph):
+        text = LOG if page == "measurements.md" else PAGES[page]
+        for part in text.split("\n## ")[1:]:
+            title = re.sub(r"[^\w -]", "", part.partition("\n")[0]).lower().replace(" ", "-")
+            found += part if title == anchor else ""
+    return found
+
+
+def has_number(number: str, text: str) -> bool:
+    """Return whether a text has a number, perhaps with more decimals."""
+    value, decimals = float(number.replace(",", "")), len(number.partition(".")[2])
+    return any(
+        round(float(other.replace(",", "")), decimals) == value
+        for other in re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?", text)
+    )
+
+
+@pytest.mark.parametrize("page", sorted({*PAGES} - {"benchmarks.md", "reference.md"}))
+def test_measured_numbers_of_pages_are_in_the_section_that_they_cite(page: str) -> None:
+    for paragraph in paragraphs(PAGES[page]):
+        words = CODE.sub("", paragraph)
+        if not (MEASURED.search(words) or SOURCE_LINK.search(words)):
+            continue
+        source = cited(paragraph)
+        assert source, f"link to a section of docs/measurements.md or benchmarks.md: {paragraph}"
+        numbers = NUMBER.findall(re.sub(r"\]\([^)]*\)", "]", words))
+        assert [number for number in numbers if not has_number(number, source)] == [], paragraph
+
+
+def test_each_section_of_the_benchmarks_has_a_command_or_a_source() -> None:
+    table = LOG.partition("## Commands of the benchmarks")[2].partition("\n## ")[0]
+    commands = [cell.partition(",")[0] for cell in first_cells(table)]
+    for part in PAGES["benchmarks.md"].split("\n## ")[1:]:
+        title, _, text = part.partition("\n")
+        assert title in commands or cited(text), title
+        for paragraph in paragraphs(text):
+            if source := cited(paragraph):
+                numbers = NUMBER.findall(CODE.sub("", paragraph))
+                assert [each for each in numbers if not has_number(each, source)] == [], paragraph
