@@ -352,3 +352,23 @@ def test_each_section_of_the_benchmarks_has_a_command_or_a_source() -> None:
             if source := cited(paragraph):
                 numbers = NUMBER.findall(CODE.sub("", paragraph))
                 assert [each for each in numbers if not has_number(each, source)] == [], paragraph
+
+
+def remarks() -> Iterator[tuple[str, str]]:
+    """Yield the docstrings and comments of the package that cite the measurements."""
+    for path, text in SOURCES.items():
+        lines = re.sub(r"^\s*# ?", "\0", text, flags=re.MULTILINE)
+        for part in re.findall(r"(?:\0.*\n)+|\"\"\"[\s\S]*?\"\"\"", lines):
+            for paragraph in part.split("\n\n"):
+                if "docs/measurements.md" in paragraph:
+                    yield path.name, " ".join(paragraph.replace("\0", " ").split())
+
+
+def test_numbers_of_remarks_are_in_the_section_that_they_cite() -> None:
+    found = [*remarks()]
+    assert len(found) >= 15
+    for file, remark in found:
+        source = cited(re.sub(r"docs/(measurements\.md#[\w-]+)", r"(\1)", remark))
+        assert source, f"cite a section, as docs/measurements.md#few-labels: {file}: {remark}"
+        numbers = NUMBER.findall(re.sub(r"\(docs/[^)]*\)|``[^`]*``|95% interval", "", remark))
+        assert [each for each in numbers if not has_number(each, source)] == [], (file, remark)

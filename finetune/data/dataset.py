@@ -296,8 +296,9 @@ def find_folds(
 
     Rows with the same text, or another number, share a fold, in the stratum of the first row.
     """
-    # StratifiedGroupKFold of scikit-learn takes 500 times as long (docs/measurements.md). If each
-    # class has fewer rows than there are folds, it raises an error.
+    # StratifiedGroupKFold of scikit-learn takes 510 to 540 times as long
+    # (docs/measurements.md#own-code-and-scikit-learn). If each class has fewer rows than there are
+    # folds, it raises an error.
     _, first, group = np.unique(texts, return_index=True, return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(first))
     order = order[np.argsort(strata[first][order], kind="stable")]
@@ -347,7 +348,7 @@ def find_held_out(
     appearance, all of shape [rows]. If rows are added, dropped or relabeled, most others stay.
     """
     # GroupShuffleSplit of scikit-learn has no strata: with three rows per class, two of five splits
-    # leave a class without training rows (docs/measurements.md).
+    # leave a class without training rows (docs/measurements.md#own-code-and-scikit-learn).
     sizes = np.bincount(texts)
     first_rows = np.flatnonzero(np.diff(np.maximum.accumulate(texts), prepend=-1))
     is_held_out = np.zeros(len(sizes), bool)

@@ -35,13 +35,13 @@ SCRIPT_CHARACTERS = 100_000
 ENGLISH_WORDS = frozenset(("the", "and", "of", "you", "that", "this", "with", "for", "my", "what"))
 MIN_ENGLISH, MAX_MARKED = 0.03, 0.003
 # With more, plain fine-tuning is as good as few-shot training and takes less time
-# (docs/measurements.md).
+# (docs/measurements.md#few-labels).
 MAX_ROWS_PER_CLASS = 100
 # Trained on pairs of texts in 94 languages, as MiniLM in English. The 50 languages of
 # paraphrase-multilingual-MiniLM-L12-v2 lack Bengali, Tamil and Swahili. With 8 rows per class of
 # MASSIVE intents, the MTEB results list 55.5% against 50.7% in German, 51.1% against 52.5% in
 # Hebrew. It was trained with the prefix "query: ". Without it, as here, it is better on TREC
-# (docs/measurements.md).
+# (docs/measurements.md#few-labels).
 MULTILINGUAL_SENTENCE_ENCODER = "intfloat/multilingual-e5-small"
 # Scripts of Amharic, Khmer, Lao, Odia and Sinhala, on which multilingual BERT was not trained.
 XLM_SCRIPTS = frozenset(("ETHIOPIC", "KHMER", "LAO", "ORIYA", "SINHALA"))

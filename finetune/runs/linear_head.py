@@ -98,7 +98,7 @@ class LinearHeadFitter:
         """Add class names to the training rows if they fit, and return a sentence.
 
         Descriptions are always added: users write them for this purpose, and they help even where
-        few fit (docs/measurements.md).
+        few fit (docs/measurements.md#few-labels).
         """
         names, examples = self._read_features("names"), self._trainer.examples
         classes = np.arange(rows.outputs)

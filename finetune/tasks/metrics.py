@@ -6,7 +6,8 @@ A metric is a function of the labels, of the model outputs that it ``needs``, an
 ``@metric``; nothing else lists the metrics.
 
 A 95% interval computes all metrics on 2,000 resamples. With 5,000 rows and 77 classes, that takes
-0.3 s, and with ``sklearn.metrics`` a minute (docs/measurements.md). The tests compare the values.
+0.3 s, and with ``sklearn.metrics`` a minute (docs/measurements.md#own-code-and-scikit-learn). The
+tests compare the values.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     Texts: TypeAlias = Sequence[str] | pyarrow.ChunkedArray
 
-# Texts go to the tokenizer in slices of this size, whose output fits into the processor cache:
-# slices of 10,000 take 1.6 times as long (docs/measurements.md).
+# Texts go to the tokenizer in slices of this size, whose output fits into the processor cache.
 TEXTS_PER_CALL = 512
 # Fewer long texts go to the tokenizer at once, to limit memory.
 CHARACTERS_PER_CALL = 2**17

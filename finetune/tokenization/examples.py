@@ -141,8 +141,8 @@ def fill_batch(indices: NDArray[np.int64], *, batch_size: int) -> NDArray[np.int
 
 
 # Examples are sorted by length only within a pool of this many batches, so that texts of one length
-# meet others in every epoch. On TREC at batch size 32, 97% of the tokens are real with pools of 50,
-# and 99% with the whole epoch sorted (docs/measurements.md).
+# meet others in every epoch. On TREC at batch size 32, 97% of the tokens are real with pools of 50
+# (docs/measurements.md#padding-and-operations).
 BATCHES_PER_POOL = 50
 # With this few padded lengths, each has many texts in random order, so the epoch is one pool.
 FEW_PADDED_LENGTHS = 16

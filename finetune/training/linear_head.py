@@ -6,12 +6,12 @@ Features are centered and scaled to unit norm on average. This affects only the 
 One solver fits the losses of all tasks. With 5,000 rows and 77 classes, ``LogisticRegression`` of
 scikit-learn takes 0.5 to 1.1 times as long for single-label heads, but 2.5 to 3.8 times for
 multi-label heads and 4.4 to 5.1 times for soft labels. Its import adds 10% to a run on stored
-features (docs/measurements.md).
+features (docs/measurements.md#own-code-and-scikit-learn).
 
 After contrastive training, the labels of rows spread over similar unlabeled texts: texts are linked
 with their nearest neighbors, and each class flows along the links (Zhou et al. 2004, "Learning with
 Local and Global Consistency"). Without contrastive training, it costs TREC nine points
-(docs/measurements.md).
+(docs/measurements.md#few-labels).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -187,7 +187,7 @@ def cross_validate(
 
 
 # With fewer fitting names, names are codes, or mean nothing to the encoder. If exactly half of the
-# names fit, they help (docs/measurements.md).
+# names fit, they help (docs/measurements.md#few-labels).
 MIN_FITTING_NAMES = 0.5
 # More texts are sampled. 2,000 give most of the gain.
 MAX_TEXTS = 5_000
@@ -247,7 +247,8 @@ def spread_labels(rows: LabeledFeatures, texts: NDArray[np.float32]) -> NDArray[
     Their features are float32 [texts, hidden], and the labels of the rows are class numbers.
     """
     # LabelSpreading of scikit-learn takes 1.4 times as long. Its labels cost the head 0.3 points of
-    # accuracy with 6 classes of TREC, and 1.6 with 50 (docs/measurements.md).
+    # accuracy with 6 classes of TREC, and 1.6 with 50
+    # (docs/measurements.md#own-code-and-scikit-learn).
     links = _link_neighbors(normalize(np.concatenate([rows.features, texts])))
     count = len(rows.labels)
     labels = np.zeros((links.shape[0], rows.outputs), np.float32)

@@ -145,7 +145,7 @@ class Plan:
 
 # Twice as many steps give the same accuracy in twice the time, and temperatures of 0.05 and 0.2 are
 # within two points. With 1.5 times the learning rate, few classes with 5 rows lose a point, and two
-# with unlabeled texts (docs/measurements.md).
+# with unlabeled texts (docs/measurements.md#few-labels).
 MIN_STEPS, MAX_STEPS = 50, 200
 # Passes over all rows, if the number of steps is within its limits.
 PASSES = 2
@@ -222,7 +222,8 @@ def interpolate(
 ) -> None:
     """Interpolate parameters towards their pretrained values.
 
-    Training harms features that already separate the classes well (docs/measurements.md).
+    Training harms features that already separate the classes well
+    (docs/measurements.md#few-labels).
     """
     share = 1 - frozen_accuracy / 2
     for name, before in pretrained.items():

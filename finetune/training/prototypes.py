@@ -15,15 +15,17 @@ from scipy.special import softmax
 from finetune.training.linear_head import LinearHead, normalize
 
 # With a temperature of 0.1, BANKING77, HWU64 and CLINC150 lose 0.4 to 2.2 points. Classes that are
-# forced to have the same size lose 1 to 8, most where a class is rare (docs/measurements.md).
+# forced to have the same size lose 1 to 8, most where a class is rare
+# (docs/measurements.md#no-labels).
 TEMPERATURE = 0.05
 # Weight of the name in its prototype; the rest is the weight of the texts. It is higher in the last
 # round, because the name still says something after the texts have gathered. With few texts, the
-# name weighs as much as 10 of them: otherwise, 100 texts make names worse (docs/measurements.md).
+# name weighs as much as 10 of them: otherwise, 100 texts make names worse
+# (docs/measurements.md#no-labels).
 FROM_NAME, LAST_FROM_NAME, TEXTS_PER_NAME, ROUNDS = 0.3, 0.5, 10, 20
 # The mean confidence in the texts is this multiple of the fraction of them whose class is that of
 # the most similar name. In 42 cases of 18 tables, the mean calibration error (ECE) is 8.2%
-# (docs/measurements.md).
+# (docs/measurements.md#no-labels).
 CONFIDENCE, TEMPERATURES = 0.9, (0.08, 0.5)
 # Below it are 74% of names that mean nothing, and 2 of 385 names of classes with a good F1.
 MIN_SIMILARITY = 0.2

@@ -61,7 +61,8 @@ MAX_EXPLAINED_CHARACTERS = 500
 # A rough fit is enough to rank texts.
 MAX_GRADIENT = 1e-3
 # Prototypes of the classes choose this many texts, and suggest classes until the head has as many
-# to learn from. Then the head is better (docs/measurements.md).
+# to learn from. Then the head is better
+# (docs/measurements.md#start-up-whole-commands-label-and-serve).
 FIRST_TEXTS = 20
 # The first texts come from this part of the texts that a class would have if all had equally many.
 CERTAIN_PART = 0.2
