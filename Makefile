@@ -81,11 +81,12 @@ screenshots: browser ## Make the chart, the example report and the screenshots o
 	$(BIN)/python docs/speed_chart.py
 	$(BIN)/python docs/screenshots.py
 
-check: setup ## Check style, format, types, import contracts and the CI workflow
+check: setup ## Check style, format, types, import contracts, English and the CI workflow
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tests/english.py
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/ci.yml
 
 types: setup ## Write the options into the types of the Python API

@@ -38,7 +38,7 @@ def load(folder: Path, pooling: Pooling) -> TextModel:
     ("architecture", "pooling"),
     [("distilbert", "mean"), ("deberta-v2", "auto"), ("modernbert", "auto"), ("eurobert", "auto")],
 )
-def test_onnxruntime_logits_match_pytorch_in_any_batch_and_nearly_with_int8(
+def test_onnxruntime_logits_match_pytorch_in_any_batch_approximately_with_int8(
     tmp_path: Path, architecture: str, pooling: Pooling
 ) -> None:
     text_model = load(save_tiny_model(tmp_path / "tiny", architecture), pooling)

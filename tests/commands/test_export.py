@@ -185,7 +185,7 @@ def run_of(bundle: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
-def test_bundle_is_used_like_its_run(bundle: Path, command: "Command") -> None:
+def test_bundle_can_be_used_like_its_run(bundle: Path, command: "Command") -> None:
     run, table = run_of(bundle)
     predicted, metrics, served = [], [], []
     for source in (bundle, run):
@@ -208,13 +208,13 @@ def test_bundle_is_used_like_its_run(bundle: Path, command: "Command") -> None:
 
 
 @pytest.mark.slow
-def test_bundle_has_no_path_of_the_machine_that_wrote_it(bundle: Path) -> None:
+def test_bundle_does_not_contain_local_paths(bundle: Path) -> None:
     for file in bundle.iterdir():
         assert b"secret" not in file.read_bytes(), file
 
 
 @pytest.mark.slow
-def test_what_a_bundle_cannot_do_is_an_error(
+def test_unsupported_bundle_operations_are_rejected(
     bundle: Path, command: "Command", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(bundle.parent)
@@ -234,9 +234,7 @@ def test_what_a_bundle_cannot_do_is_an_error(
 
 
 @pytest.mark.slow
-def test_changed_file_of_a_bundle_is_detected(
-    bundle: Path, command: "Command", tmp_path: Path
-) -> None:
+def test_changed_bundle_file_is_detected(bundle: Path, command: "Command", tmp_path: Path) -> None:
     copied = shutil.copytree(bundle, tmp_path / "copied", copy_function=shutil.copyfile)
     assert command("predict", copied, "x").code == 0  # only the times differ
     for name in ("model.onnx", "model.onnx.data", "tokenizer.json", "verified.json"):

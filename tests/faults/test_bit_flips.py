@@ -142,7 +142,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_damaged_files_of_a_finished_run_are_named_or_change_nothing(
+def test_damaged_finished_run_is_reported_or_gives_equal_output(
     finished: Path, tmp_path: Path, act: Callable[..., Act], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = shutil.copytree(finished, tmp_path / "work")
@@ -187,7 +187,7 @@ def answer_one_request(app: Any, listener: Any, on_stop: Any) -> None:
 
 @pytest.mark.slow
 @only_with_all
-def test_damaged_files_of_a_stopped_run_are_named_or_change_no_weight(
+def test_damaged_stopped_run_is_reported_or_resumes_to_equal_weights(
     tiny_folder: Path, tmp_path: Path, act: Callable[..., Act], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -207,7 +207,7 @@ def test_damaged_files_of_a_stopped_run_are_named_or_change_no_weight(
 
 @pytest.mark.slow
 @only_with_all
-def test_damaged_features_are_computed_again(
+def test_damaged_features_are_recomputed(
     tiny_folder: Path, tmp_path: Path, act: Callable[..., Act], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -221,7 +221,7 @@ def test_damaged_features_are_computed_again(
     Scene(tmp_path / "work", reads, outputs, compares_text=False, places=8).try_all("features")
 
 
-def test_damaged_labels_are_named_or_unchanged(
+def test_damaged_labels_are_reported_or_unchanged(
     tmp_path: Path, act: Callable[..., Act], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -260,7 +260,7 @@ def test_damaged_labels_are_named_or_unchanged(
 
 @pytest.mark.slow
 @only_with_all
-def test_damaged_files_of_several_runs_are_named_or_change_nothing(
+def test_damaged_seeds_and_folds_are_reported_or_give_equal_output(
     tiny_folder: Path, tmp_path: Path, act: Callable[..., Act], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -282,7 +282,7 @@ def test_damaged_files_of_several_runs_are_named_or_change_nothing(
 
 @pytest.mark.slow
 @only_with_all
-def test_damaged_exports_are_named_or_predict_the_same(
+def test_damaged_exports_are_reported_or_give_equal_predictions(
     finished: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = shutil.copytree(finished, tmp_path / "work")

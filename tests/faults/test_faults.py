@@ -1,4 +1,4 @@
-"""Operations on files that fail, each once: see driver.py. ``make test-faults`` tries them all."""
+"""Commands in which each file operation fails once. ``make test-faults`` tries all operations."""
 
 import json
 import os
@@ -18,7 +18,7 @@ PROCESSES = 2
 
 
 def try_faults(folder: Path, *arguments: str, part: int) -> list[dict[str, Any]]:
-    """Run the driver with the library that lets operations fail, and return its results."""
+    """Run driver.py with the library that makes operations fail, and return its results."""
     folder = folder / str(part)
     folder.mkdir()
     (folder / "state").write_bytes(bytes(4096))
