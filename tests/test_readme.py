@@ -36,7 +36,7 @@ CODE = re.compile(r"```.*?```|^    .*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 OTHER_PROGRAMS = re.compile(r"```bash.*?```|\b(?:pip|torchrun|hf|git) [^`\n]*", re.DOTALL)
 # A tiny model replaces models from the Hub or from PyPI, and few rows replace all.
 QUICK = ["--max-train-samples", "32", "--max-steps", "1", "--device", "cpu"]
-# Commands of the pages that do not run here, by their start, and the reason.
+# Commands of the pages that don't run here, by their start, and the reason.
 NOT_RUN = {
     "bench": "tests/commands/test_bench.py runs it with fewer rows",
     "find-batch": "tests/commands/test_find_batch.py runs it with fewer trials",
@@ -120,7 +120,7 @@ def test_commands_in_readme_pages_and_help_are_valid(
 
 
 def quick_arguments(line: str) -> list[str] | None:
-    """Return the arguments of a command, with a tiny model and few rows; None if it isn't run."""
+    """Return the arguments of a command, with a tiny model and few rows, or None if it isn't run."""
     if any(line.removeprefix("finetune ").startswith(start) for start in NOT_RUN):
         return None
     arguments = shlex.split(line.replace("minilm", "model").replace("RUN RUN...", "OLD NEW"))[1:]
