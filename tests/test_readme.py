@@ -121,7 +121,7 @@ def test_commands_in_readme_pages_and_help_are_valid(
 
 
 def quick_arguments(line: str) -> list[str] | None:
-    """Return the arguments of a command, with a tiny model and few rows, or None if it isn't run."""
+    """Return quick arguments of a command, with a tiny model, or None if it isn't run."""
     if any(line.removeprefix("finetune ").startswith(start) for start in NOT_RUN):
         return None
     arguments = shlex.split(line.replace("minilm", "model").replace("RUN RUN...", "OLD NEW"))[1:]
