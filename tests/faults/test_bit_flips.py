@@ -1,7 +1,8 @@
 """One byte of a file changes, or its end is lost: the next command names it, or nothing changes.
 
-``ALL_FAULTS=1`` in the environment tries thousands of variants instead of a sample. ``FAULT_LOG``
-names a file to which the outcomes are appended.
+``ALL_FAULTS=1`` in the environment tries thousands of variants instead of a sample, and a fraction
+such as ``ALL_FAULTS=0.1`` changes fewer bytes. ``FAULT_LOG`` names a file to which the outcomes are
+appended.
 """
 
 import os
@@ -29,7 +30,7 @@ from finetune.files import WRITTEN_BY, read_cache_json, write_cache_json
 from finetune.web import server
 from finetune.web.journal import Action, LabelJournal, read_label_source
 
-ALL = bool(os.environ.get("ALL_FAULTS"))
+ALL = float(os.environ.get("ALL_FAULTS", 0))
 SAMPLE = 2
 only_with_all = pytest.mark.skipif(not ALL, reason="takes minutes: set ALL_FAULTS=1")
 TABLE = "".join(f"{text}\n" for text in ["text", *TEXTS, "Who was Ada Lovelace?"])
@@ -40,7 +41,8 @@ def damaged(content: bytes, *, places: int) -> list[tuple[str, bytes]]:
     """Return variants of a file: cut off, and with one other byte in some places."""
     variants = [("empty", b""), ("half", content[: len(content) // 2]), ("cut", content[:-1])]
     chance = random.Random(len(content))
-    for place in sorted(chance.sample(range(len(content)), min(places, len(content)))):
+    places = min(round(places * (ALL or 1)), len(content))
+    for place in sorted(chance.sample(range(len(content)), places)):
         old, others = content[place], [content[place] ^ 1 << chance.randrange(8)]
         if chr(old).isdecimal():  # still a number
             others.append(48 + (old - 47 + chance.randrange(9)) % 10)
