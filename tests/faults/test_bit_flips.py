@@ -272,7 +272,7 @@ def test_damaged_seeds_and_folds_are_reported_or_give_equal_output(
             root / kind, model=tiny_folder, num_train_epochs=1, max_train_samples=32, **{kind: 2}
         )
     commands = {
-        kind: [act("compare", f"work/{kind}", "--json"), act("runs", "work", "--json")]
+        kind: [act("compare", "work", "--json"), act("runs", "work", "--json")]
         for kind in ("seeds", "folds")
     }
     commands["seeds"].append(act("predict", "work/seeds", *TEXTS, "--json"))
