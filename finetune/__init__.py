@@ -1,4 +1,4 @@
-"""Fine-tune BERT-like text classifiers on the GPU of a Mac, on a CPU, or on CUDA.
+"""Fine-tune BERT-style text classifiers on a CPU, an NVIDIA GPU or Apple silicon.
 
 The commands as functions:
 
@@ -11,7 +11,7 @@ The commands as functions:
     finetune.compare(results, "runs/another")
     finetune.find_batch(model="minilm", device="cpu")
 
-Data may be a DataFrame, a ``Dataset``, ``{"text": texts, "label": labels}``, ``(texts, labels)``,
+Data can be a DataFrame, a ``Dataset``, ``{"text": texts, "label": labels}``, ``(texts, labels)``,
 or a list of dicts or (text, label) tuples: ``finetune.run(table, model="minilm")``.
 
 The functions show progress in notebooks and on terminals. ``progress=False`` hides it, and so does
@@ -26,7 +26,7 @@ __all__ = ["compare", "evaluate", "find_batch", "load", "predict", "run", "sweep
 
 
 def __getattr__(name: str) -> Any:
-    """Load the functions when they are first used: torch and transformers take seconds."""
+    """Import functions on first use, because torch and transformers take seconds."""
     if name in __all__:
         module = "predict" if name == "load" else name
         function = getattr(import_module(f"finetune.commands.{module}"), name)
@@ -35,5 +35,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names for completion, including functions that are not loaded yet."""
+    """Return the names for completion, including functions that are not imported yet."""
     return sorted({*globals(), *__all__})

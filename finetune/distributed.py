@@ -59,7 +59,7 @@ def read_launch() -> Launch:
     if not is_valid:
         values = " ".join(f"{name}={value}" for name, value in ranks.items())
         remedy = "unset these variables, or start processes with torchrun"
-        raise UsageError(f"the ranks in the environment are wrong: {values}", remedy=remedy)
+        raise UsageError(f"invalid RANK/WORLD_SIZE environment: {values}", remedy=remedy)
     return launch
 
 

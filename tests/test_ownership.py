@@ -65,7 +65,7 @@ def test_overwriting_a_run_deletes_only_its_files(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     notes = write(run.path, *NOTES)
     [said] = overwrite(run)
-    assert f"kept in {run.path}, because no run wrote them: .lock, adapter/mine/config.json" in said
+    assert f"keeping files in {run.path} that no run wrote: .lock, adapter/mine/config.json" in said
     assert_kept(notes)
     assert {path for path in run.path.rglob("*") if path.is_file()} == {*notes, run.manifest_file}
 

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Groups:
   mlp        a small network and larger ones, forward and backward
-  inference  BERT-base on questions, batches of 1 to 256
+  inference  BERT-base on questions, batch sizes 1 to 256
   training   BERT-base and DistilBERT, as published and as in a run
   apple      ResNet-50, BERT-base and VGG16, training and evaluation
 
 \b
 Examples:
-  finetune bench                         all groups, every device that works
+  finetune bench                         all groups, every usable device
   finetune bench --quick                 a first impression
   finetune bench inference --device cpu --device mps
   finetune bench --model my_models:make  your own network
-  finetune bench --contribute            figures of the last bench, to share
+  finetune bench --contribute            results of the last bench, to share
 """
 ALL = "all"
 
@@ -47,13 +47,13 @@ def run_bench(
     data_dir: str | Path | None = None,
     quick: bool = False,
 ) -> "BenchResults":
-    """Time workloads on devices; write JSON and a page, even if the user stops it.
+    """Time workloads on devices. Write JSON and a page, even if the user interrupts the benchmark.
 
     Args:
-        output_dir: Folder for bench.json and bench.html: new, empty or an earlier benchmark.
+        output_dir: Folder for bench.json and bench.html: new, empty, or from an earlier benchmark.
         model: Time your own network: MODULE:FUNCTION, which returns a module and a batch.
-        data_dir: Folder with the raw files of TREC, to use instead of the bundled questions.
-        quick: Time few rows, and stop sooner.
+        data_dir: Folder with the raw TREC files, to use instead of the bundled questions.
+        quick: Time fewer workloads and stop sooner.
     """
     folder = OwnFolder(Path(output_dir).expanduser(), "bench")
     folder.check()
@@ -86,7 +86,7 @@ def run_bench(
     has_complete = earlier.is_file() and read_json(earlier)["is_complete"]
 
     def write() -> None:
-        # Complete results are only replaced by complete ones.
+        # Only complete results replace complete results.
         if results.is_complete or (results.rows and not has_complete):
             folder.write_all({"bench.json": results.to_json(), "bench.html": render_bench(results)})
 
@@ -115,20 +115,20 @@ def run_bench(
     "devices",
     type=click.Choice(DEVICE_NAMES),
     multiple=True,
-    help="Device to time; may be repeated. Default: all devices that work.",
+    help="Device to time; can be repeated. Default: all usable devices.",
 )
 @flags.options_of(run_bench, "devices")
 @click.option(
     "--contribute",
     is_flag=True,
-    help="Print the figures of the last bench as rows of finetune/bench/published.yaml.",
+    help="Print the results of the last bench as rows for finetune/bench/published.yaml.",
 )
 @flags.with_display
 def command(*, group: str | None, contribute: bool, display: flags.Display, **options: Any) -> None:
     """Time the devices of this machine on published workloads.
 
-    Figures that others published for the same workloads are shown next to the figures of this
-    machine. Without a group, all groups are timed or, with --model, only the model.
+    Published results for the same workloads are shown next to the results of this machine. Without
+    a group, all groups are timed or, with --model, only the model.
     """
     if contribute:
         _show_contribution(Path(options["output_dir"]).expanduser())
@@ -148,7 +148,7 @@ def _show_contribution(folder: Path) -> None:
         rows = rows_to_contribute(read_json(folder / "bench.json"))
     except FileNotFoundError as error:
         raise UsageError(
-            f"{folder} has no results of a bench", remedy="run finetune bench first"
+            f"no benchmark results in {folder}", remedy="run finetune bench first"
         ) from error
     click.echo("# Replace YOUR NAME, and open a pull request with docs/bench/README.md.")
     for row in rows:

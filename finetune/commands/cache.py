@@ -11,7 +11,7 @@ from finetune.commands.console import format_size, show_lines
 EXAMPLES = """\b
 Examples:
   finetune cache          show the size
-  finetune cache clear    delete everything; the next run computes it again
+  finetune cache clear    delete everything; the next run recomputes it
 """
 
 

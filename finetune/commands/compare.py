@@ -1,4 +1,4 @@
-"""``finetune compare``: finished runs on the same test rows."""
+"""``finetune compare``: compares finished runs on the same test rows."""
 
 from functools import partial
 from itertools import chain
@@ -26,10 +26,10 @@ def compare(
     reference: Literal["first", "best"] = "first",
     limit: NonNegativeInt = 10,
 ) -> "Comparison":
-    """Compare finished runs on their test rows, as ``finetune compare`` does.
+    """Compare finished runs on their test rows, like ``finetune compare``.
 
     Args:
-        runs: Run folders, folders that contain some, results of runs, or a list of these.
+        runs: Run folders, folders that contain runs, run results, or a list of these.
         reference: Run to compare the others with: the first, or the best on validation rows.
         limit: Maximum number of rows to show that only one of two runs predicts correctly.
         emit: Receives the events of ``finetune.events``.
@@ -47,9 +47,9 @@ def compare(
 @flags.options_of(compare)
 @flags.with_display
 def command(*, runs: tuple[Path, ...], display: flags.Display, **options: Any) -> None:
-    """Compare finished runs on the same test rows: metrics, options, differing rows.
+    """Compare finished runs on the same test rows: metrics, options, disagreements.
 
-    RUN is a run folder, a folder that contains several, or latest.
+    RUN is a run folder, a folder that contains several runs, or latest.
     """
     display.run(partial(compare, *runs), _show, **options)
 

@@ -1,4 +1,4 @@
-"""``finetune config``: shows a configuration, and lists the presets."""
+"""``finetune config``: shows a configuration or lists the presets."""
 
 import json
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def show(*, display: flags.Display, **options: Any) -> None:
 
     FILE is a table, a dataset, a configuration or a run folder, as for finetune run. The source of
     a value is the default, a guess, a file, an environment variable or a flag. Later sources
-    override earlier sources.
+    override earlier ones.
     """
     with display.progress():
         loaded = flags.load(**options)
@@ -67,7 +67,7 @@ def _check_data(data: str) -> None:
     names = OPTIONS["data"].names
     if not (data.startswith(HUB_PREFIX) or data in names or is_there(Path(data).expanduser())):
         remedy = f"use a file, one of {', '.join(names)}, or a preset: finetune config ls"
-        raise UsageError(f"there is no file, dataset or preset {data}", remedy=remedy)
+        raise UsageError(f"file, dataset or preset not found: {data}", remedy=remedy)
 
 
 @command.command("ls", epilog=EXAMPLES)

@@ -1,7 +1,7 @@
-"""Shows results on standard output, and events on standard error.
+"""Prints results on standard output and events on standard error.
 
-Events are lines, with a progress bar on terminals and in notebooks. Rich is imported only when
-something is shown, so that ``--help`` stays fast.
+Events are printed as lines, with a progress bar on terminals and in notebooks. Rich is imported
+only when something is shown, to keep ``--help`` fast.
 """
 
 import json
@@ -30,12 +30,12 @@ LINE_WITHOUT_END = 1_000_000
 MAX_EXAMPLE = 60
 MIN_TEXT_WIDTH = 12
 SPACE_BETWEEN_COLUMNS = 2
-# Texts and class names can contain what Rich reads as markup or emoji codes.
+# Texts and class names can contain what Rich would read as markup or emoji codes.
 LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 LIBRARIES = "loading libraries"
-# A shorter stage gets no line.
+# Shorter stages get no line.
 MIN_STAGE_SECONDS = 0.1
-# A run prints about ten validations. Without a progress bar it also prints losses, if validations
+# A run prints about ten validations. Without a progress bar it also prints losses if validations
 # are rare or nothing was printed for a while.
 VALIDATION_LINES = 10
 STEP_LINES = 7
@@ -43,7 +43,7 @@ MAX_SILENCE_SECONDS = 600.0
 
 
 def show_json(value: Any) -> None:
-    """Print a mapping, or a dataclass, as one JSON object on standard output."""
+    """Print a mapping or a dataclass as one JSON object on standard output."""
     if not isinstance(value, Mapping):
         value = value.to_json() if hasattr(value, "to_json") else asdict(value)
     versioned = {"schema_version": SCHEMA_VERSION, **value}
@@ -51,7 +51,7 @@ def show_json(value: Any) -> None:
 
 
 def show_lines(*lines: str) -> None:
-    """Print an empty line and then these lines on standard output."""
+    """Print an empty line, then these lines, on standard output."""
     click.echo("\n".join(["", *map(escape_line, lines)]))
 
 
@@ -64,9 +64,9 @@ def show_table(
 ) -> None:
     """Print a table on standard output, without a header if all titles are empty.
 
-    Columns of ``numbers`` are aligned to the right. On a terminal, other cells are wrapped to its
-    width. Elsewhere they are not wrapped. ``marked`` has the words of each row, in lower case, that
-    are highlighted in its last cell.
+    The columns in ``numbers`` are aligned to the right. On a terminal, other cells are wrapped to
+    its width; elsewhere they are not wrapped. ``marked`` contains, for each row, the lowercase
+    words to highlight in its last cell.
     """
     from rich.cells import cell_len
     from rich.console import Console
@@ -95,12 +95,12 @@ def show_table(
 
 
 def show_paragraph(text: str) -> None:
-    """Print an empty line and then a text in short lines on standard output."""
+    """Print an empty line, then a text in short lines, on standard output."""
     show_lines(*click.wrap_text(text).splitlines())
 
 
 def show_result_table(table: "Table", *, title: str = "") -> None:
-    """Print a table of results, and its title and note, on standard output, with short texts."""
+    """Print a result table with its title and note on standard output, with shortened texts."""
     if title:
         show_lines(title, "")
     rows = [[*map(shorten, row)] for row in table.rows]
@@ -125,20 +125,20 @@ def show_scores(title: str, scores: "Scores") -> None:
 
 
 def shorten(text: str) -> str:
-    """Return a text on one line, of at most 60 characters."""
+    """Shorten a text to one line of at most 60 characters."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_EXAMPLE else line[: MAX_EXAMPLE - 1] + "…"
 
 
 def format_size(size_bytes: int) -> str:
-    """Return a size such as ``167.5 MiB``, or ``2.3 KiB`` for small sizes."""
+    """Format a size, such as ``167.5 MiB``, or ``2.3 KiB`` for small sizes."""
     is_small = size_bytes < 2**20
     return f"{size_bytes / 2**10:,.1f} KiB" if is_small else f"{size_bytes / 2**20:,.1f} MiB"
 
 
 @contextmanager
 def showing(*, quiet: bool, no_progress: bool) -> Iterator[events.Emit]:
-    """Yield an ``Emit`` that shows events, or only warnings if quiet. Only the main rank does."""
+    """Yield an ``Emit`` that shows events on the main rank, or only warnings if quiet."""
     if read_launch().rank:
         yield events.ignore
         return
@@ -171,7 +171,7 @@ def _can_draw(console: "Console") -> bool:
 
 
 class _UnfailingStream:
-    """A stream that ignores write errors: work continues if the reader is gone or a disk full."""
+    """A stream that ignores write errors, so a command outlives its reader and a full disk."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -189,7 +189,7 @@ class _UnfailingStream:
 
 
 class View:
-    """Prints events as lines. With a bar, the running stage is drawn below the lines."""
+    """Prints events as lines. With a bar, the current stage is drawn below the lines."""
 
     def __init__(self, console: "Console", *, has_bar: bool, quiet: bool = False) -> None:
         from rich import progress

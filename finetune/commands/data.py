@@ -1,4 +1,4 @@
-"""``finetune data``: checks the data of a run, and audits its labels."""
+"""``finetune data``: checks the data of a run or audits its labels."""
 
 import csv
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ Examples:
 
 
 def check_data(loaded: GuessedConfig) -> dict[str, Any]:
-    """Check the data of a run with these options; ``lengths`` is None without a tokenizer."""
+    """Check the data of a run with these options. ``lengths`` is None without a tokenizer."""
     from finetune.data.check import check_splits, suggest_changes
     from finetune.data.dataset import split_table
     from finetune.data.load import load_data
@@ -77,10 +77,10 @@ def audit_data(
     folds: Annotated[int, Ge(2), Le(100)] = 5,
     **options: Any,
 ) -> "Audit":
-    """Audit data. For the folder of a cross-validation, its out-of-fold predictions are used.
+    """Audit labels. For a cross-validation folder, use its out-of-fold predictions.
 
     Args:
-        output_dir: Folder to write. Default: a folder in audits/ with the name of the data.
+        output_dir: Folder to write. Default: audits/NAME, with the name of the data.
         folds: Number of cross-validation folds.
     """
     from finetune.audit.audit import audit
@@ -95,14 +95,14 @@ def audit_data(
         is_run = flags.find_run(Path(file)) is not None
     loaded = flags.load(file=file, **options)
     guessed = GuessedConfig(loaded.config, loaded.sources)
-    with suppress(DataError):  # a table without labels, which can be audited for duplicates
+    with suppress(DataError):  # a table without labels can still be audited for duplicates
         guessed = guess_options(loaded)
     config = guessed.config
     path = Path(output_dir or AUDITS_FOLDER / source_name(config.data.data))
     if _has_decisions(path / SUSPECTS):
         if output_dir:
             raise UsageError(
-                f"{path / SUSPECTS} has decisions, which another audit would overwrite",
+                f"{path / SUSPECTS} contains decisions, which another audit would overwrite",
                 remedy="choose another folder with --output-dir",
             )
         path = next_free_folder(AUDITS_FOLDER, path.name)
@@ -131,14 +131,14 @@ def command() -> None:
 @flags.chosen_options("model", "revision", "max_length", sections=("data",))
 @flags.with_display
 def check(*, display: flags.Display, **options: Any) -> None:
-    """Report problems in the data, and suggest changes.
+    """Report problems in the data and suggest changes.
 
     FILE is a table, a dataset, a configuration or a run folder, as for finetune run.
 
-    The report has rows and classes, duplicates, contradictory labels, test rows that are also in
-    the training split, and lengths in tokens. If the model is on this machine, the report also has
-    the cross-validated accuracy of a linear head on the frozen encoder. A run that trains all
-    layers is usually better.
+    The report lists rows and classes, duplicates, contradictory labels, test rows that are also in
+    the training split, and lengths in tokens. If the model is on this machine, the report also
+    includes the cross-validated accuracy of a linear head on the frozen encoder. A run that trains
+    all layers is usually better.
     """
     display.run(lambda: check_data(guess_options(flags.load(**options))), _show_check)
 
@@ -167,9 +167,9 @@ def _show_check(report: Mapping[str, Any]) -> None:
             split: {titles.get(name, name): value for name, value in values.items()}
             for split, values in lengths.splits.items()
         }
-        _show_by_split("tokens of a text", tokens)
+        _show_by_split("tokens per text", tokens)
         show_lines(
-            f"Tokens are counted by the tokenizer of {lengths.model}. --max-length is "
+            f"Tokens are counted by the {lengths.model} tokenizer. --max-length is "
             f"{lengths.max_length}; {lengths.suggested_max_length} would truncate "
             f"{lengths.beyond_suggested:,} texts."
         )
@@ -191,7 +191,7 @@ def _describe(example: Any, check: str, split: str) -> tuple[str, str]:
 
 
 def _show_by_split(title: str, by_split: Mapping[str, Mapping[str, float]]) -> None:
-    """Print a table with a column per split and a line per name."""
+    """Print a table with one column per split and one line per name."""
     if names := dict.fromkeys(name for values in by_split.values() for name in values):
         rows = [
             (shorten(name), *(format_value(values.get(name, "")) for values in by_split.values()))
@@ -215,8 +215,8 @@ def audit_command(*, display: flags.Display, **options: Any) -> None:
 
     FILE is a table, a dataset, a configuration or a run folder, as for finetune run.
 
-    Linear heads on the frozen encoder predict each row without having seen it. For the folder of a
-    cross-validation (finetune run --folds), its predictions are used as well.
+    Each row is predicted by a linear head that was fitted without it, on the frozen encoder. For
+    a cross-validation folder (finetune run --folds), its predictions are used as well.
     """
     display.run(audit_data, _show_audit, **options)
 
@@ -229,7 +229,7 @@ def _show_audit(result: "Audit") -> None:
     table = summarize_audit(result)
     show_table(table.columns, table.rows, numbers=("rows",))
     if result.suspects:
-        show_lines("labels that are most likely wrong", "")
+        show_lines("most suspicious labels", "")
         names = [
             "row",
             *["id"] * ("id" in result.suspects[0]),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   finetune doctor                    what to paste into an issue
-  finetune doctor --device mps       exit code 4 if a Mac's GPU can't be used
+  finetune doctor --device mps       exit code 4 if MPS can't be used
   finetune doctor --ops --model minilm --freeze-core
   finetune doctor --parity --device mps --precision bf16
 """
@@ -30,7 +30,7 @@ COLORS = {"ok": "green", "n/a": "white", "warning": "yellow", "failure": "red"}
 
 @click.command(epilog=EXAMPLES)
 @flags.device_option
-@click.option("--ops", is_flag=True, help="Check whether MPS has the operators of a model.")
+@click.option("--ops", is_flag=True, help="Check whether MPS supports the operators of a model.")
 @click.option("--parity", is_flag=True, help="Compare the results of the device with the CPU.")
 @click.option(
     "--model",
@@ -49,13 +49,13 @@ COLORS = {"ok": "green", "n/a": "white", "warning": "yellow", "failure": "red"}
 def command(
     *, device: str, ops: bool, parity: bool, display: flags.Display, **options: Any
 ) -> None:
-    """Check whether this machine is ready, and print what to do if it is not.
+    """Check whether this machine is ready, and print what to do if it isn't.
 
     The command checks CPU, system, versions, memory, disks and the Hub, and tries each GPU. The
     exit code is 0 if the device works, otherwise 4.
 
-    --ops checks whether MPS has all operators that a model needs, on any machine. --parity checks
-    whether the device agrees with the CPU in evaluation and training. The exit code is 1 if not.
+    --ops checks, on any machine, whether MPS supports all operators of a model. --parity checks
+    whether the device agrees with the CPU in evaluation and training. If not, the exit code is 1.
     """
     chosen = flags.without_none(options)
     if ops and parity:
@@ -74,7 +74,7 @@ def command(
 
 
 def _with_mode(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options with a mode in place of the flags for it."""
+    """Replace the flags that select a mode by the mode."""
     mode_options = {name: options.pop(name) for name in MODE_OPTIONS if name in options}
     return options | {"mode": flags.load(**mode_options).config.model.mode}
 
@@ -83,7 +83,7 @@ def _check(device: str, *, display: flags.Display) -> None:
     from finetune.doctor.checkup import check_machine
 
     checks = []
-    for check in check_machine(device=device):  # each is shown as it comes
+    for check in check_machine(device=device):  # shown as they arrive
         checks.append(check)
         is_fine = check.status in ("ok", "n/a")
         if not (display.as_json or (display.quiet and is_fine)):
@@ -113,7 +113,7 @@ def _check_operators(chosen: dict[str, Any], *, display: flags.Display) -> None:
     if report.missing:
         raise FinetuneError(
             f"MPS lacks {', '.join(operator.name for operator in report.missing)}",
-            remedy="replace what calls it, or use --device cpu",
+            remedy="replace the modules that call it, or use --device cpu",
         )
 
 
@@ -126,7 +126,7 @@ def _show_operators(report: "OperatorReport", source: str) -> None:
     for warning in report.warnings:
         show_lines(f"warning: {warning.message}", f"  try: {warning.remedy}")
     if not report.missing:
-        show_lines(f"MPS has all {len(report.operators)} operators that {source} needs")
+        show_lines(f"MPS supports all {len(report.operators)} operators of {source}")
 
 
 def _check_parity(device: str, chosen: dict[str, Any], *, display: flags.Display) -> None:

@@ -1,4 +1,4 @@
-"""``finetune evaluate``: the metrics of the model of a run on a split or on other data."""
+"""``finetune evaluate``: computes the metrics of a trained model on a split or on new data."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,9 +29,9 @@ Examples:
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(DisplayMixin):
-    """Metrics of the model of a run on a split or on other data.
+    """Metrics of a trained model on a split or on new data.
 
-    If some rows were in training, ``unseen`` are the metrics of the other rows.
+    If some rows were in the training split, ``unseen`` contains the metrics of the other rows.
     """
 
     split: str
@@ -40,12 +40,12 @@ class Evaluation(DisplayMixin):
     unseen: "Scores | None"
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the metrics of all rows, and of the rows that were not in training."""
+        """Return the metrics over all rows, and over the rows that were not in training."""
         scores = {self.split: self.scores, f"{self.split}, not in training": self.unseen}
         return [{"rows": name, **part.records()[0]} for name, part in scores.items() if part]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``finetune evaluate --json`` prints."""
+        """Return the JSON output of ``finetune evaluate``."""
         unseen = self.unseen and self.unseen.to_json()
         more = {"rows_in_training": self.rows_in_training, "unseen": unseen}
         return {"split": self.split, **self.scores.to_json(), **more}
@@ -66,20 +66,20 @@ def evaluate(
     device: DeviceName = "auto",
     runtime: Runtime = "auto",
 ) -> Evaluation:
-    """Evaluate the model of a run, as ``finetune evaluate`` does.
+    """Evaluate the model of a run, like ``finetune evaluate``.
 
     Args:
         run: The run folder.
         split: Split of the run to evaluate on. Default: test.
-        data: Other data to evaluate on, such as a table. All of its rows are used.
-        table: Table to read if --data has several.
-        text_column: Column of the texts in --data. Default: as in the run.
-        text_pair_column: Column of second texts in --data. Default: as in the run.
-        label_column: Column of the labels in --data. Default: as in the run.
+        data: New data to evaluate on, such as a table. All of its rows are used.
+        table: Table to read if --data contains several.
+        text_column: Text column of --data. Default: as in the run.
+        text_pair_column: Column with the second text in --data. Default: as in the run.
+        label_column: Label column of --data. Default: as in the run.
         encoding: Encoding of --data. Default: detected.
-        evaluate_metric: Another metric, from the library evaluate: a folder with its code, or a Hub
-            ID. The code of the metric runs on this machine.
-        compute_metrics: Function that returns more metrics, as for the Trainer of transformers.
+        evaluate_metric: Another metric, from the `evaluate` library: a folder with its code, or a
+            Hub ID. The metric code runs on this machine.
+        compute_metrics: Function that returns more metrics, as for ``transformers.Trainer``.
         device: Device to use.
         runtime: torch, or onnx or onnx-int8 on the CPU, after finetune export onnx --verify. auto
             uses onnx if the export is verified, except for a run in bf16 or with a GPU.
@@ -91,11 +91,11 @@ def evaluate(
     )
     if split is not None and data is not None:
         raise UsageError(
-            "--split and --data can't be combined", remedy="drop --split to evaluate on other data"
+            "--split and --data can't be combined", remedy="drop --split to evaluate on new data"
         )
     if columns and data is None:
         flag = flag_of(next(iter(columns)))
-        raise UsageError(f"{flag} only applies to other data", remedy=f"add a FILE, or drop {flag}")
+        raise UsageError(f"{flag} only applies to new data", remedy=f"add a FILE, or drop {flag}")
     folder = open_run_folder(Path(run), accepts_bundle=True)
     from finetune.data import is_waiting
     from finetune.runs.evaluate import evaluate_rows, load_other_data, load_split
@@ -107,7 +107,7 @@ def evaluate(
     else:
         name = str(data)
         rows = load_other_data(folder, name, columns)
-        # A folder can have the same name as a split.
+        # A folder can have the same name as one of the splits.
         name = f"./{name}" if name in SPLITS else "the table" if is_waiting(name) else name
     with computing(compute_metrics):
         measured = evaluate_rows(

@@ -1,6 +1,6 @@
-"""``finetune find-batch``: finds the largest batch size that fits, and the fastest.
+"""``finetune find-batch``: finds the largest batch size that fits and the fastest one.
 
-It searches every device, in a child process. For a Mac that is not here, it estimates sizes.
+Searches on every device, in a child process. For another Mac, it estimates the sizes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,19 +45,19 @@ def find_batch(
     assignments: Sequence[str] = (),
     **options: Any,
 ) -> "FoundBatches":
-    """Find the largest batch size that fits, and the fastest, as ``finetune find-batch`` does.
+    """Find the largest batch size that fits and the fastest one, like ``finetune find-batch``.
 
     Args:
-        file: A table, the name of a dataset or preset, a YAML file, or a run.
-        config: A YAML file or the name of a preset.
+        file: A table, a dataset or preset name, a YAML file, or a run.
+        config: A YAML file or a preset name.
         machine: A Mac such as ``m1-8gb``: estimate its batch sizes instead of searching here.
         limit: Largest batch size to try. Default: the number of training rows.
-        fresh: Search again, even if an earlier search found the batch sizes.
-        output_dir: Folder for find-batch.json: new, empty or an earlier search.
+        fresh: Ignore the stored results of earlier searches.
+        output_dir: Folder for find-batch.json: new, empty, or from an earlier search.
         assignments: More options, as ``section.option=value``.
         options: The flags of ``finetune run`` for data, model, device, precision, cache and search.
-            If they set no mode, the modes full, head and, if peft is installed, LoRA of rank 8 are
-            searched.
+            If they select no mode, the search covers full, head and, if peft is installed, LoRA
+            with rank 8.
     """
     loaded = flags.load(file=file, config=config, assignments=assignments, **options)
     loaded = guess_options(loaded)
@@ -74,7 +74,7 @@ def find_batch(
             folder.write_all({"find-batch.json": batches.to_json()})
     if not mac and not any(result.largest for result in batches.results):
         raise BatchDoesNotFitError(
-            "not even a batch of one example fits in memory",
+            "not even a single example fits in memory",
             remedy="follow the warnings, or lower --max-length, choose a smaller --model, or raise "
             "--memory",
         )
@@ -84,7 +84,7 @@ def find_batch(
 def _find(
     loaded: GuessedConfig, mac: Mac | None, *, limit: int | None, is_fresh: bool
 ) -> "Iterator[Result]":
-    """Search on each device in each mode, or estimate for a Mac; yield each result at once."""
+    """Search on each device in each mode, or estimate for a Mac, and yield each result at once."""
     from finetune.batch_finder.estimate import estimate
     from finetune.batch_finder.results import Case, architecture_of
     from finetune.batch_finder.search import find, find_parts, memory_limit_bytes
@@ -136,7 +136,7 @@ def _find(
 def _devices(
     config: Config, mac: Mac | None, *, hidden_size: int
 ) -> "Iterator[tuple[Device, str]]":
-    """Yield the chosen device, or all that work, each with the precision of a run."""
+    """Yield the chosen device, or all usable devices, each with the precision of a run."""
     from finetune.devices.mps.device import MpsDevice
     from finetune.devices.select import select_device, usable_devices
     from finetune.model.tensor_store import cache_folder
@@ -156,9 +156,9 @@ def _devices(
 
 
 def _measure_data(guessed: GuessedConfig) -> tuple[int, int, str, int]:
-    """Return the tokens of the longest text, the training rows, the task and its outputs.
+    """Return the longest text in tokens, the training rows, the task name and its output count.
 
-    TREC is not read. Its texts count as long as --max-length.
+    TREC is not read: its longest text is assumed to have ``--max-length`` tokens.
     """
     from finetune.data.dataset import texts_of
     from finetune.data.load import load_splits
@@ -171,7 +171,7 @@ def _measure_data(guessed: GuessedConfig) -> tuple[int, int, str, int]:
         return model.max_length, TRAINING_ROWS, "single", 6
     loaded, tokens = load_splits(data, read=guessed.read), model.max_length
     rows = len(loaded.splits["train"])
-    emit(Info(f"batch sizes of up to {rows:,} are tried; see --limit"))
+    emit(Info(f"trying batch sizes up to {rows:,}; see --limit"))
     if "max_length" not in guessed.sources:
         source = find_model(model.model, revision=model.revision, with_weights=False)
         tokenizer = source.read_tokenizer()
@@ -185,7 +185,7 @@ def _measure_data(guessed: GuessedConfig) -> tuple[int, int, str, int]:
 
 
 def _modes(mode: Mode) -> list[Mode]:
-    """Return the mode of the configuration, or all that are searched if it selects none."""
+    """Return the mode that the configuration selects, or the modes to search by default."""
     from finetune.model.lora import is_installed
 
     if mode.kind.options:
@@ -204,31 +204,31 @@ def _modes(mode: Mode) -> list[Mode]:
 @flags.options_of(find_batch, "config", "machine", "assignments")
 @flags.with_display
 def command(*, display: flags.Display, **options: Any) -> None:
-    """Find the largest batch size that fits, and the fastest.
+    """Find the largest batch size that fits and the fastest one.
 
-    FILE is what finetune run accepts: a table, a configuration or a run.
+    FILE is a table, a configuration or a run folder, as for finetune run.
 
-    The search runs real training steps, in a child process that can't use more memory than is
-    free. Without --freeze-core, --head, --train-layers or --lora-rank, it searches three modes: all
-    layers, LoRA of rank 8 (if peft is installed), and only the head.
+    The search runs real training steps in a child process that is limited to the free memory.
+    Without --freeze-core, --head, --train-layers or --lora-rank, it searches three modes: all
+    layers, LoRA with rank 8 (if peft is installed), and only the head.
     """
     folder = options["output_dir"]
     display.run(find_batch, lambda batches: show_batches(batches, folder=folder), **options)
 
 
 def show_batches(batches: "FoundBatches", *, folder: str | None) -> None:
-    """Print one line per device or machine, length and mode, and then notes."""
+    """Print one line per device or machine, length and mode, then the notes."""
     rows = [_cells(result) for result in batches.results]
     titles = list(rows[0])
     show_table(titles, [list(row.values()) for row in rows], numbers=titles[3:])
     notes = [*dict.fromkeys(result.basis for result in batches.results if result.basis)]
     for result in batches.results:
-        place = f"{result.mode} at {result.padded_length} tokens"
+        case = f"{result.mode} at {result.padded_length} tokens"
         if size := result.features_batch_size:
-            notes.append(f"{place}: use --eval-batch-size {size:,} to extract features")
+            notes.append(f"{case}: use --eval-batch-size {size:,} to extract features")
         if maximum := result.predicted_largest:
-            ended = "the time limit ended the search; memory is predicted to hold"
-            notes.append(f"{place}: {ended} {maximum:,} examples")
+            ended = "the search hit its time limit; predicted maximum:"
+            notes.append(f"{case}: {ended} {maximum:,} examples")
         if result.highest and result.recommended < result.highest:
             bounds = f"{result.recommended:,} to {result.highest:,} examples fit"
             notes.append(f"{_mode(result)}: {bounds}")
@@ -246,13 +246,13 @@ def _cells(result: "Result") -> dict[str, str]:
         "precision": result.precision,
         "tokens": result.padded_length,
         "largest": result.largest,
-        "fails": result.first_failed,
+        "too big": result.first_failed,
         "GiB": result.peak_bytes and f"{result.peak_bytes / 2**30:.2f}",
-        "of": result.budget_bytes and f"{result.budget_bytes / 2**30:.2f}",
+        "budget": result.budget_bytes and f"{result.budget_bytes / 2**30:.2f}",
         "fastest": result.fastest,
         "use": result.recommended,
         "trials": None if is_estimate else len(result.trials),
-        "s": None if is_estimate else round(result.seconds),
+        "seconds": None if is_estimate else round(result.seconds),
     }
     return {
         name: "-" if value is None else f"{value:,}" if isinstance(value, int) else value

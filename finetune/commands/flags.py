@@ -1,4 +1,4 @@
-"""Flags that several commands share, and flags that are generated from the schema."""
+"""Flags that several commands share, and flags generated from the schema."""
 
 import os
 import types
@@ -29,16 +29,16 @@ Command = Callable[..., Any]
 
 
 class _Path(click.Path):
-    """A file, a folder or a name. It can't be empty, and ~ is the home folder."""
+    """A file, a folder or a name, not empty. ~ is the home folder."""
 
     def convert(self, value: Any, *context: Any) -> Any:
-        """Return the path. A shell does not expand ``--output-dir=~/x``."""
+        """Expand ~ in the path: shells don't expand ``--output-dir=~/x``."""
         if not str(value):
             self.fail("the value is empty", *context)
         return super().convert(os.path.expanduser(value), *context)
 
 
-# A value that need not be an existing file, such as a Hub ID, a preset or a new folder.
+# Not necessarily an existing file: also a Hub ID, a preset or a new folder.
 NAME = _Path(readable=False)
 PATH = _Path(path_type=Path)
 config_option = click.option(
@@ -49,7 +49,7 @@ assignments_option = click.option(
     "assignments",
     multiple=True,
     metavar="SECTION.OPTION=VALUE",
-    help="Set any option of a configuration; can be repeated.",
+    help="Set any configuration option; can be repeated.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 # For commands that use a trained model.
@@ -65,10 +65,10 @@ PORT = click.IntRange(0, 65535)
 
 
 class _Run(_Path):
-    """A run folder. ``latest`` stands for the newest finished run, and its path is printed."""
+    """A run folder. ``latest`` means the newest finished run, whose path is printed."""
 
     def convert(self, value: Any, *context: Any) -> Any:
-        """Return the path of the folder."""
+        """Return the folder path."""
         with sent_to(_echo):
             path = find_latest(Path(value))
         return super().convert(value if path == Path(value) else path, *context)
@@ -80,14 +80,14 @@ def _echo(event: Event) -> None:
 
 
 def source_options(command: Command) -> Command:
-    """Add the argument FILE and the options ``--config`` and ``--set`` to a command."""
+    """Add the FILE argument and the ``--config`` and ``--set`` options to a command."""
     file_argument = click.argument("file", required=False, metavar="[FILE]", type=_Run())
     return file_argument(config_option(assignments_option(command)))
 
 
 # Read by main(), which handles all errors.
 debug_option = click.option(
-    "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
+    "--debug", is_flag=True, expose_value=False, help="Show the traceback if an error occurs."
 )
 
 
@@ -97,10 +97,10 @@ def chosen_options(
     without: Collection[str] = (),
     not_guessed: Collection[str] = (),
 ) -> Callable[[Command], Command]:
-    """Return a decorator that adds flags for these options and sections of the schema.
+    """Return a decorator that adds flags for these schema options and sections.
 
-    ``without`` names options of the sections that this command does not read, and ``not_guessed``
-    options that it does not guess.
+    ``without`` lists options in these sections that the command doesn't read, and ``not_guessed``
+    options that it doesn't guess.
     """
 
     def add_flags(command: Command) -> Command:
@@ -119,7 +119,7 @@ def options_of(
 ) -> Callable[[Command], Command]:
     """Return a decorator that adds a flag for each keyword argument of a function.
 
-    The docstring of the function has the help of each flag.
+    The help comes from the docstring of the function.
     """
     texts = help_of(function)
 
@@ -157,22 +157,22 @@ def output_file_option(description: str) -> Callable[[Command], Command]:
 
 
 def run_argument(command: Command) -> Command:
-    """Add the argument RUN to a command."""
+    """Add the RUN argument to a command."""
     return click.argument("run", type=_Run(path_type=Path))(command)
 
 
 class GroupedCommand(click.Command):
-    """A command whose ``--help`` lists the options of a first run, and ``--help-all`` all."""
+    """A command whose ``--help`` lists the options for a first run, and ``--help-all`` all."""
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
         """Return the parameters, including ``--help-all``."""
         return [*super().get_params(context), _help_all]
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a single list of options, or a list per section of the schema."""
+        """Write a single list of options, or one list per schema section."""
         is_short, parameters = HELP_ALL not in context.meta, self.get_params(context)
         has_file = any(parameter.name == "file" for parameter in parameters)
-        # An option of the command can have the same name as a schema option.
+        # A command option can have the same name as a schema option.
         rare = {option.description for option in OPTIONS.values() if not option.is_first}
         of_trec = "with --data trec"
         names = ["options", *(option.section for option in OPTIONS.values()), of_trec]
@@ -209,7 +209,7 @@ _help_all = click.Option(
     is_eager=True,
     expose_value=False,
     callback=_show_all_help,
-    help="Show all options in groups, and exit.",
+    help="Show all options in groups and exit.",
 )
 
 
@@ -228,14 +228,14 @@ class Display:
             yield
 
     def run(self, work: Callable[..., T], as_text: Callable[[T], None], **options: Any) -> T:
-        """Call a function, show its events, print its result, and return the result."""
+        """Call a function, show its events, then print and return its result."""
         with self.progress():
             result = work(**options)
         self.show(result, as_text)
         return result
 
     def show(self, result: T, as_text: Callable[[T], None]) -> None:
-        """Print a result as JSON or, by default, with a function."""
+        """Print a result as JSON if requested, otherwise with ``as_text``."""
         (show_json if self.as_json else as_text)(result)
 
 
@@ -248,7 +248,10 @@ def with_json(command: Command) -> Command:
 
 
 def with_display(command: Command) -> Command:
-    """Add all flags for output to a command, and pass them as a ``display``, as ``with_json``."""
+    """Add all output flags to a command, and pass them as a ``display``.
+
+    Apply this decorator last, directly above the function.
+    """
     return json_option(_quiet_option(_no_progress_option(_with_a_display(command))))
 
 
@@ -280,7 +283,7 @@ def load(
 ) -> "LoadedConfig":
     """Build the configuration from a file, the environment and flags.
 
-    ``file`` is a YAML file, the name of a preset, the folder of a run to repeat, or data.
+    ``file`` is a YAML file, a preset name, the folder of a run to repeat, or data.
     """
     from finetune.config.load import is_config, load_config
 
@@ -307,7 +310,7 @@ def load(
 
 
 def find_run(path: Path) -> RunFolder | None:
-    """Return the run in a folder, or the best of several seeds; None if there is no run."""
+    """Return the run in a folder or, for several seeds, the best one. None if it has no run."""
     path = find_latest(path).expanduser()
     is_run = bool(find_several(path)) or RunFolder(path).config_file.is_file()
     return open_run_folder(path, needs_model=False) if is_run else None
@@ -334,7 +337,7 @@ def _flag(option: Option) -> Callable[[Command], Command]:
 
 
 def _flag_type(hint: Any, *, has_range: bool = False) -> Any:
-    """Return the type of a flag: a plain type, a choice, or a range."""
+    """Convert a type hint to a flag type: a plain type, a choice or a range."""
     if get_origin(hint) is Annotated:
         kind, *bounds = get_args(hint)
         if not has_range:
@@ -347,7 +350,7 @@ def _flag_type(hint: Any, *, has_range: bool = False) -> Any:
     if get_origin(hint) is Literal:
         return click.Choice(list(map(str, get_args(hint))))
     members = [member for member in get_args(hint) if member is not types.NoneType]
-    # An option that accepts a number or a word is parsed later, with the configuration.
+    # Options that accept a number or a word are parsed later, with the configuration.
     if len(members) == 1:
         return _flag_type(members[0], has_range=has_range)
     return str if members else hint

@@ -1,4 +1,4 @@
-"""``finetune init``: writes a first configuration for a table."""
+"""``finetune init``: writes a starter configuration for a table."""
 
 import math
 import shlex
@@ -27,7 +27,7 @@ from finetune.runs.guess import guess
 
 MAX_CLASSES_SHOWN = 20
 READING = ("table", "encoding", "header", "split_column", "label_names", "empty_labels")
-# Options that the configuration explains. They are commented out, because they have their default.
+# Options that the configuration explains, commented out because they have their default value.
 EXPLAINED = ("freeze_core", "num_train_epochs", "batch_size", "long_texts", "class_weights")
 EXAMPLES = """\b
 Examples:
@@ -78,7 +78,7 @@ def describe_table(options: DataConfig, *, model: str | None) -> dict[str, Any]:
 
 
 def make_config(options: DataConfig, facts: Mapping[str, Any]) -> str:
-    """Return a YAML configuration for a table, with comments, that runs as it is."""
+    """Return a commented YAML configuration for a table, which runs without changes."""
     values = {
         **flags.without_none({name: getattr(options, name) for name in READING}),
         **facts["guesses"],
@@ -90,16 +90,16 @@ def make_config(options: DataConfig, facts: Mapping[str, Any]) -> str:
     counts = [count for count in facts["class_rows"].values() if count] or [facts["rows"]]
     longer = f"{facts['longer_fraction']:.1%} of the texts"
     notes = {
-        "data": "A relative path starts in the folder in which finetune runs.",
+        "data": "Relative paths start in the folder in which finetune runs.",
         "model": facts["model_reason"] and f"Guessed: {facts['model_reason']}.",
-        "long_texts": f"In this table, {longer} are longer than the model reads at once.",
+        "long_texts": f"In this table, {longer} are longer than the model can read at once.",
         "num_train_epochs": f"For this table, the default is {defaults['num_train_epochs']:g}.",
         "class_weights": f"In this table, the smallest class has {min(counts):,} rows, the largest "
         f"{max(counts):,}.",
     }
     heading = (
-        f"Written by `finetune init` for a table of {facts['rows']:,} rows. Options that are "
-        "commented out have their default value. `finetune run --help-all` explains all options."
+        f"Written by `finetune init` for a table with {facts['rows']:,} rows. Commented-out "
+        "options show their default value. `finetune run --help-all` explains all options."
     )
     return make_starter(values, notes=notes, heading=heading)
 
@@ -122,8 +122,8 @@ def command(
 ) -> None:
     """Write a configuration for a table of texts.
 
-    FILE is a table or a folder of texts. The columns are guessed. The configuration explains the
-    most important options, and runs without changes.
+    FILE is a table or a folder of texts, whose columns are guessed. The configuration explains the
+    most important options and runs without changes.
     """
     output = output or Path(f"{file.stem}.yaml")
     check_output_file(output, overwrite=overwrite)

@@ -1,4 +1,4 @@
-"""``finetune label``: unlabeled texts become a labeled table, in the browser."""
+"""``finetune label``: turns unlabeled texts into a labeled table, in the browser."""
 
 import secrets
 import sys
@@ -29,8 +29,8 @@ Examples:
   finetune label texts.csv --classes refund,praise,bug
   finetune label texts.csv --class-descriptions classes.csv
   finetune label tickets.txt --model minilm
-  finetune run texts.labels.csv                     train from the labels
-  finetune label reviews.csv --suspects             decide on doubtful labels
+  finetune run texts.labels.csv                     train on the labels
+  finetune label reviews.csv --suspects             review doubtful labels
 """
 READING = ("text_column", "text_pair_column", "label_column", "encoding")
 OF_CLASSES = ("classes", "class_descriptions")
@@ -41,10 +41,10 @@ OF_MODEL = ("model", "revision", "max_length", "device", "cache_dir")
 @click.argument("file", type=flags.PATH)
 @flags.chosen_options(*OF_CLASSES)
 @click.option("--multi-label", is_flag=True, help="Let a text have any number of classes.")
-@click.option("--suspects", is_flag=True, help="Decide on what finetune data audit FILE found.")
+@click.option("--suspects", is_flag=True, help="Review the labels that finetune data audit listed.")
 @flags.chosen_options(*READING, *OF_MODEL, not_guessed=["max_length"])
-@click.option("--port", type=flags.PORT, default=0, help="Port.  [default: a free one]")
-@click.option("--no-browser", is_flag=True, help="Print the address without opening it.")
+@click.option("--port", type=flags.PORT, default=0, help="Port.  [default: a free port]")
+@click.option("--no-browser", is_flag=True, help="Print the URL without opening it.")
 @flags.with_display
 def command(
     *,
@@ -58,11 +58,11 @@ def command(
 ) -> None:
     """Label the texts of FILE in the browser.
 
-    FILE is a table or has one text per line. Every label is saved immediately, next to FILE. Labels
-    of texts.csv go to texts.labels.csv, which finetune run reads. Ctrl-C stops the server, and the
-    same command continues. The model suggests classes from their names or descriptions before there
-    is any label. With --suspects, the page shows the labels that finetune data audit
-    lists, and decisions go to suspects.csv in the folder of the audit.
+    FILE is a table, or a text file with one text per line. Every label is saved immediately, next
+    to FILE: labels of texts.csv go to texts.labels.csv, which finetune run reads. Ctrl-C stops the
+    server, and the same command continues. Before the first label, the model suggests classes from
+    their names or descriptions. With --suspects, the page shows the labels listed by finetune data
+    audit, and decisions are saved in suspects.csv in the audit folder.
     """
     require_packages()
     with display.progress():
@@ -72,7 +72,7 @@ def command(
         loaded = flags.load(data=str(file), **options)
         if suspects and (multi_label or loaded.sources.keys() & {*OF_CLASSES}):
             remedy = "drop --classes, --class-descriptions and --multi-label"
-            raise UsageError("--suspects has the classes of the data", remedy=remedy)
+            raise UsageError("--suspects uses the classes in the data", remedy=remedy)
         if suspects:
             session = review_suspects(loaded)
         else:
@@ -86,7 +86,7 @@ def command(
         show_json({"address": address, "file": str(table)})
     else:
         click.echo(f"label {escape_line(str(file))} at {address} (Ctrl-C stops)")
-    # The endpoints wait less for the interpreter while a head is fitted.
+    # Switch threads more often, so endpoints stay responsive while a head is fitted.
     sys.setswitchinterval(0.0005)
     with replace(display, quiet=True).progress():  # shows only warnings
         session.start()
@@ -100,7 +100,7 @@ def command(
 
 
 def open_session(loaded: "LoadedConfig", *, is_multi: bool) -> "LabelingSession":
-    """Return a session that labels the texts of a file."""
+    """Return a session for labeling the texts in a file."""
     import pyarrow
 
     from finetune.data.classes import declared_classes, describe_classes
@@ -124,7 +124,7 @@ def open_session(loaded: "LoadedConfig", *, is_multi: bool) -> "LabelingSession"
     journal = LabelJournal(file, source)
     train = f"finetune run {quote(str(journal.table_path))}"
     train += _flags(config, {"model", *loaded.sources} - {*READING, *OF_CLASSES})
-    # With the options of this command, run may choose other columns of the file.
+    # With the options of this command, run might choose other columns of the file.
     is_plain = loaded.sources.keys().isdisjoint(READING) and not source.is_multi_label
 
     def command() -> str:
@@ -136,7 +136,7 @@ def open_session(loaded: "LoadedConfig", *, is_multi: bool) -> "LabelingSession"
         described = descriptions.keys() <= {*named} and config.data.class_descriptions
         options = {
             "--unlabeled": str(file) if is_useful else None,
-            # A class without a labeled row is known from its name or description.
+            # Classes without labeled rows are known from their name or description.
             "--classes": ",".join(named) if is_missing else None,
             "--class-descriptions": described,
         }
@@ -147,7 +147,7 @@ def open_session(loaded: "LoadedConfig", *, is_multi: bool) -> "LabelingSession"
 
 
 def review_suspects(loaded: "LoadedConfig") -> "LabelingSession":
-    """Return a session that decides on the suspects of an audit."""
+    """Return a session for reviewing the suspects of an audit."""
     from finetune.data.check import match_misspelled_names
     from finetune.data.load import load_data, source_name
     from finetune.report.page import SUSPECTS
@@ -158,12 +158,12 @@ def review_suspects(loaded: "LoadedConfig") -> "LabelingSession":
     path = AUDITS_FOLDER / source_name(options.data) / SUSPECTS
     if not path.is_file():
         remedy = f"run finetune data audit {quote(options.data)} first, in this folder"
-        raise UsageError(f"there is no {path}", remedy=remedy)
+        raise UsageError(f"file not found: {path}", remedy=remedy)
     with muted():
         loaded_data = load_data(options)
     task, labels = loaded_data.task, loaded_data.splits["train"]["label"]
     if not task.class_names:
-        remedy = f"write keep, drop or a number into the column decision of {path}"
+        remedy = f"write keep, drop or a number into the `decision` column of {path}"
         raise UsageError(f"{options.data} has no classes to choose from", remedy=remedy)
     misspelled = match_misspelled_names(task.count_classes(task.labels(labels)))
     is_multi = task.name == "multi"
@@ -179,6 +179,6 @@ def review_suspects(loaded: "LoadedConfig") -> "LabelingSession":
 
 
 def _flags(config: Config, names: Collection[str]) -> str:
-    """Return the options of this command, as finetune run needs them."""
+    """Return the options of this command as flags of ``finetune run``."""
     options = (OPTIONS[name] for name in (*READING, *OF_MODEL) if name in names)
     return "".join(f" {o.flag} {quote(str(o.value_in(config)))}" for o in options)

@@ -1,4 +1,4 @@
-"""The command ``finetune``: imports its commands when they are called, and sets exit codes."""
+"""The ``finetune`` command: imports subcommands on demand and sets exit codes."""
 
 import atexit
 import difflib
@@ -34,17 +34,17 @@ COMMANDS = {
     "sweep": "Search for better options: a grid or random values.",
     "evaluate": "Compute the metrics of a trained model on a split or a file.",
     "runs": "List the runs in a folder, newest first.",
-    "compare": "Compare runs on the same test rows: metrics, options, differing rows.",
+    "compare": "Compare runs on the same test rows: metrics, options, disagreements.",
     "predict": "Classify texts with a trained model.",
     "label": "Label texts in the browser, helped by a model.",
     "serve": "Serve a trained model over HTTP.",
-    "report": "Write the report and the model card of a run again.",
+    "report": "Regenerate the report and the model card of a run.",
     "export": "Export a trained model, for use without PyTorch.",
     "push": "Upload a trained model to the Hugging Face Hub.",
     "init": "Write a configuration for a table of texts.",
     "data": "Check a table for problems, or audit its labels.",
     "models": "List encoders: size, languages, license, memory, uses.",
-    "find-batch": "Find the largest batch size that fits, and the fastest.",
+    "find-batch": "Find the largest batch size that fits and the fastest one.",
     "bench": "Time the devices of this machine on published workloads.",
     "cache": "Show the size of stored features, or delete them.",
     "doctor": "Check whether this machine is ready.",
@@ -56,7 +56,7 @@ Examples:
   finetune run reviews.csv                          train a classifier
   finetune predict latest "Would buy it again"      classify with it
 """
-# How long other processes may be slower to report an error.
+# How long to wait for other processes to report an error.
 _OTHERS_FIRST_SECONDS = 1.0
 # Commands that torchrun can start in several processes.
 LAUNCHED_COMMANDS = ("run", "evaluate")
@@ -75,12 +75,12 @@ MEANT_COMMANDS = {
     "help": "--help",
 }
 MEANT_OPTIONS = {"resume": "resume_from_checkpoint", "cv": "folds", "file": "data", "mode": "head"}
-# By the parameter whose value is missing or wrong.
+# By the parameter whose value is missing or invalid.
 MEANT_VALUES = {"run": "latest, the newest run", "label": "--label-column"}
 
 
 class _LazyGroup(click.Group):
-    """Imports a command's module when the command is called, so that help stays quick."""
+    """Imports the module of a command when the command is called, which keeps help fast."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -102,7 +102,7 @@ class _LazyGroup(click.Group):
         if os.path.exists(name):
             meant = f"run {shlex.quote(name)}"
         raise UsageError(
-            f"there is no command {name!r}",
+            f"unknown command {name!r}",
             remedy=f"did you mean finetune {meant}?" if meant else "see finetune --help",
         )
 
@@ -123,7 +123,7 @@ class _LazyGroup(click.Group):
 @click.version_option(finetune.__version__, prog_name="finetune")
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Fine-tune BERT-like text classifiers on the GPU of a Mac, on a CPU, or on CUDA.
+    """Fine-tune BERT-style text classifiers on a CPU, an NVIDIA GPU or Apple silicon.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 bad data, 4 device not available, 5 out of
     memory, 6 offline and not in the cache, 130 interrupted (143 by SIGTERM, 129 by SIGHUP).
@@ -142,18 +142,18 @@ def cli(context: click.Context) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with its exit code."""
+    """Run the command line. Exit with an error code if the command fails."""
     has_succeeded = threading.Event()
     if arguments is None:
-        # The process runs only this command, which therefore may configure it.
+        # The process runs only this command, so configure it as a whole.
         arguments = sys.argv[1:]
-        # The handler that is registered first runs last.
+        # The handler registered first runs last.
         atexit.register(_skip_teardown, has_succeeded)
         keep_freed_memory()
         reduce_gc_frequency()
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
-    # Hide the progress bars and advice of libraries, unless the user sets these variables.
+    # Hide progress bars and advice of libraries, unless the user sets these variables.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
@@ -171,7 +171,7 @@ def main(arguments: list[str] | None = None) -> None:
         help_text.show()
         sys.exit(help_text.exit_code)
     except BrokenPipeError:
-        # The reader, such as head, exited. Python must not flush output to it at exit.
+        # The reader, such as head, has exited. Python must not flush output to it at exit.
         _discard_output()
         sys.exit(1)
     except (Exception, KeyboardInterrupt) as error:
@@ -180,9 +180,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _skip_teardown(has_succeeded: threading.Event) -> None:
-    """End the process at once. Python would need 0.2 s to free memory."""
+    """Exit at once, because Python would need 0.2 s to free memory."""
     if has_succeeded.is_set():
-        # Flush here, so that Python reports output that can't be written.
+        # Flush here, so that Python reports write errors.
         with suppress(OSError, ValueError):
             for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it is closed
                 stream.flush()
@@ -190,8 +190,8 @@ def _skip_teardown(has_succeeded: threading.Event) -> None:
 
 
 def _explain(error: BaseException, request: StopRequest) -> FinetuneBaseError:
-    """Return an error with a remedy for any error; after a signal, return an interruption."""
-    # Click replaces an interruption by its own error, and fails if the terminal is closed.
+    """Convert any error to an error with a remedy or, after a signal, to an interruption."""
+    # Click replaces an interruption by its own error and fails if the terminal is closed.
     for raised in (error, error.__cause__, error.__context__):
         if isinstance(raised, InterruptionError):
             return raised
@@ -203,7 +203,7 @@ def _explain(error: BaseException, request: StopRequest) -> FinetuneBaseError:
         help_command = f"{error.ctx.command_path if error.ctx else 'finetune'} --help"
         meant, message = _find_meant(error), " ".join(error.format_message().split()).rstrip(".")
         if isinstance(error, click.NoSuchOption):
-            message = f"there is no option {error.option_name}"
+            message = f"unknown option {error.option_name}"
         remedy = f"did you mean {meant}? See {help_command}" if meant else f"see {help_command}"
         return UsageError(message[:1].lower() + message[1:], remedy=remedy)
     if known := explain(error):
@@ -218,7 +218,7 @@ def _explain(error: BaseException, request: StopRequest) -> FinetuneBaseError:
 
 
 def _find_meant(error: click.UsageError) -> str | None:
-    """Return what the user probably meant by a wrong argument."""
+    """Return the argument that the user probably meant."""
     from finetune.config.schema import OPTION_BY_OTHER_NAME, OPTIONS, flag_of
 
     known = {flag for param in error.ctx.command.params for flag in param.opts} if error.ctx else ()
@@ -235,12 +235,12 @@ def _find_meant(error: click.UsageError) -> str | None:
 
 
 def _discard_output() -> None:
-    """Redirect standard output to the null device, also for the flush by Python at exit."""
+    """Redirect standard output to the null device, including Python's flush at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _leave(error: FinetuneBaseError, arguments: list[str]) -> NoReturn:
-    """Print the error that is being handled, and exit with its exit code."""
+    """Print the current error and exit with its exit code."""
     launch = read_launch()
     if launch.world_size == 1:
         _show(error, arguments)
@@ -249,9 +249,9 @@ def _leave(error: FinetuneBaseError, arguments: list[str]) -> NoReturn:
     if launch.rank == 0:
         _show(error, arguments)
     if launch.rank or is_lost:
-        # Let the main process report the error first, and let the launcher see the lost process.
+        # Let the main process report the error first, and the launcher see the lost process.
         time.sleep(_OTHERS_FIRST_SECONDS)
-    # The first process of each host reports that another process is lost.
+    # Only the first process of each host reports a lost process.
     is_silent = launch.local_rank > 0 if is_lost else isinstance(error, InterruptionError)
     if launch.rank and not is_silent:
         _show(error, arguments, where=f" in process {launch.rank} on {socket.gethostname()}")

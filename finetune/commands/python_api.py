@@ -1,4 +1,4 @@
-"""The Python API: commands as functions, with tables in memory, progress, warnings and errors."""
+"""The Python API: commands as functions, with in-memory tables, progress, warnings and errors."""
 
 import re
 import sys
@@ -25,12 +25,12 @@ SPLITS = {"train": "data", "validation": "validation_file", "test": "test_file"}
 _HELP = """
 
 Progress is shown in notebooks and on terminals. ``progress=True`` shows it everywhere;
-``progress=False`` or an ``emit`` hides it. Warnings are Python warnings, and are also in the
-attribute ``warnings`` of the results."""
+``progress=False`` or an ``emit`` hides it. Warnings are Python warnings, and the ``warnings``
+attribute of the results lists them."""
 
 
 def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of the Python API, with ``emit`` and ``progress``."""
+    """Wrap a command as a Python API function, with ``emit`` and ``progress``."""
     shape = signature(function)
     public = _public_signature(shape)
 
@@ -77,7 +77,7 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _public_signature(shape: Signature) -> Signature:
-    """Return a signature with all options, which help() and completion in notebooks read."""
+    """Return a signature with all options, for help() and completion in notebooks."""
     more = {"emit": None, "progress": None}
     parameters = [item for name, item in shape.parameters.items() if name not in more]
     if parameters[-1].kind is Parameter.VAR_KEYWORD:
@@ -92,7 +92,7 @@ def _public_signature(shape: Signature) -> Signature:
 
 @contextmanager
 def _errors_explained(names: Container[str]) -> Iterator[None]:
-    """Rewrite errors for Python, and explain system errors."""
+    """Rewrite error messages for Python, and explain system errors."""
     try:
         with explained():
             yield
@@ -104,7 +104,7 @@ def _errors_explained(names: Container[str]) -> Iterator[None]:
 
 
 def _count_frames() -> int:
-    """Return the number of frames of this package above the frame of the user."""
+    """Return the number of package frames above the user's frame."""
     frame, count = sys._getframe(1), 1
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "finetune":
         frame, count = frame.f_back, count + 1
@@ -114,7 +114,7 @@ def _count_frames() -> int:
 def _with_files(
     shape: Signature, arguments: tuple[Any, ...], options: dict[str, Any], stack: ExitStack
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Replace tables in memory by temporary files, which a run moves into its folder."""
+    """Replace in-memory tables by temporary files, which a run moves into its folder."""
     from finetune.data.in_memory import is_table, write_table
     from finetune.data.packed import SPLIT_BY_WORD
 
@@ -125,8 +125,8 @@ def _with_files(
         names = {SPLIT_BY_WORD[str(name).casefold()]: name for name in known}
         if "train" not in names:
             raise ConfigurationError(
-                f"there is no split called train, only {', '.join(map(str, splits))}",
-                remedy="call the training split train",
+                f"no training split in {', '.join(map(str, splits))}",
+                remedy="name the training split train",
             )
         options |= {SPLITS[split]: splits[name] for split, name in names.items()}
         if others := ", ".join(str(name) for name in splits if name not in names.values()):
@@ -135,7 +135,7 @@ def _with_files(
     if isinstance(classes, list | tuple) and all(isinstance(name, str) for name in classes):
         if several := next((name for name in classes if "," in name), None):
             remedy = "pass class_descriptions, a dict with the description of each class"
-            raise UsageError(f"classes has a name with a comma, {several!r}", remedy=remedy)
+            raise UsageError(f"class name {several!r} contains a comma", remedy=remedy)
         options |= {"classes": ",".join(classes)}
     tables = [name for name, option in OPTIONS.items() if option.takes_table]
     if tables := [name for name in tables if is_table(options.get(name))]:
@@ -149,13 +149,13 @@ def _with_files(
 
 
 def _as_rows(table: Any) -> Any:
-    """Return a list of texts as a table, other tables as they are."""
+    """Convert a list of texts to a table. Return other tables unchanged."""
     is_list = isinstance(table, list | tuple) and all(isinstance(text, str) for text in table)
     return {"text": [*table]} if is_list else table
 
 
 def _as_descriptions(table: Any) -> Any:
-    """Return the description, or a list of them, by class as a table; other tables as they are."""
+    """Convert a dict of descriptions by class to a table. Return other tables unchanged."""
     if not isinstance(table, Mapping) or {*table} & {"class", "description"}:
         return table
     listed = {name: [text] if isinstance(text, str) else text for name, text in table.items()}
@@ -164,7 +164,7 @@ def _as_descriptions(table: Any) -> Any:
 
 
 def _are_splits(tables: Mapping[Any, Any]) -> bool:
-    """Return whether a mapping has splits, not columns or the texts per label."""
+    """Return whether a mapping contains splits, not columns or texts by label."""
     from finetune.data.packed import SPLIT_BY_WORD
 
     is_named = all(str(name).casefold() in SPLIT_BY_WORD for name in tables)
@@ -174,7 +174,7 @@ def _are_splits(tables: Mapping[Any, Any]) -> bool:
 
 
 def _with_arguments(text: str, names: Container[str]) -> str:
-    """Rewrite a message for Python: flags become arguments, and temporary files "the table"."""
+    """Rewrite a message for Python: flags become arguments, temporary files "the table"."""
     text = WAITING.sub("the table", text)
 
     def argument(flag: re.Match[str]) -> str:
@@ -190,7 +190,7 @@ def _with_arguments(text: str, names: Container[str]) -> str:
 
 
 def _check_arguments(shape: Signature, arguments: Sequence[Any], options: dict[str, Any]) -> None:
-    """Raise ``ConfigurationError`` for arguments of a wrong type. Options are checked elsewhere."""
+    """Raise ``ConfigurationError`` for arguments of the wrong type, except options."""
     from finetune.config.load import check_type
 
     for name, value in shape.bind(*arguments, **options).arguments.items():

@@ -1,4 +1,4 @@
-"""``finetune report``: writes the report and the model card of a run again."""
+"""``finetune report``: regenerates the report and the model card of a run."""
 
 import webbrowser
 from pathlib import Path
@@ -23,7 +23,7 @@ Examples:
 
 
 def report(run: str | Path) -> Path:
-    """Write the report and the model card of a run again, from the files in its folder."""
+    """Regenerate the report and the model card of a run from the files in its folder."""
     folder = open_run_folder(Path(run))
     from finetune.runs.results import read_results
 
@@ -34,7 +34,7 @@ def report(run: str | Path) -> Path:
 
 
 def write_pages(folder: RunFolder, results: "RunResults") -> Path:
-    """Write the report and the model card of a run; return the path of the report."""
+    """Write the report and the model card of a run, and return the report path."""
     from finetune.report.card import write_cards
     from finetune.report.page import write_report
 
@@ -52,12 +52,12 @@ def write_folds_page(folder: SeveralFolder, results: "SeveralResults", rows: "Ro
 
 @click.command(epilog=EXAMPLES)
 @flags.run_argument
-@click.option("--open", "opens", is_flag=True, help="Show the page in the browser.")
+@click.option("--open", "opens", is_flag=True, help="Open the report in the browser.")
 @flags.with_display
 def command(*, run: Path, opens: bool, display: flags.Display) -> None:
-    """Write report.html and the model card again, from the other files in the run folder RUN."""
+    """Regenerate report.html and the model card from the other files in the run folder RUN."""
     with display.progress():
         page = report(run)
         if opens and not webbrowser.open(page.resolve().as_uri()):
-            emit(WarningMessage("there is no browser", remedy=f"open {page} yourself"))
+            emit(WarningMessage("can't open a browser", remedy=f"open {page} yourself"))
     display.show({"report": str(page)}, lambda facts: show_lines(f"report: {facts['report']}"))

@@ -1,6 +1,6 @@
 """``finetune run``: trains a classifier, several seeds or a cross-validation.
 
-Libraries for training take seconds to import. Functions import them after the options are checked.
+Training libraries take seconds to import, so functions import them after checking the options.
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ Examples:
   finetune run reviews.csv                      train on your table
   finetune run reviews.csv --freeze-core        train only the head
   finetune run reviews.csv --folds 5            cross-validate
-  finetune run offline                          use a preset without network
+  finetune run offline                          use a preset, without network
   finetune run                                  train BERT-base on TREC
 """
 
@@ -60,26 +60,26 @@ def run(
     assignments: Sequence[str] = (),
     **options: Any,
 ) -> "RunResults | SeveralResults":
-    """Fine-tune a classifier and write its run folder, as ``finetune run`` does.
+    """Fine-tune a classifier and write its run folder, like ``finetune run``.
 
     Args:
-        file: A table, the name of a dataset or preset, a YAML file, or a run to repeat.
-        config: A YAML file or the name of a preset.
+        file: A table, a dataset or preset name, a YAML file, or a run to repeat.
+        config: A YAML file or a preset name.
         seeds: Train with N seeds on the same splits; report means and intervals.
-        folds: Cross-validate with N folds; report metrics of all rows.
+        folds: Cross-validate with N folds; report metrics over all rows.
         keep_models: Keep the model and the report of each fold.
         resume_from_checkpoint: Run folder to resume. auto: the run in --output-dir, the newest
             unfinished run, or a new run.
-        compute_metrics: Function that returns more metrics, as for the Trainer of transformers.
+        compute_metrics: Function that returns more metrics, as for ``transformers.Trainer``.
         assignments: More options, as ``section.option=value``.
         emit: Receives the events of ``finetune.events``.
-        options: The options of the command, with underscores: ``freeze_core=True``.
+        options: Command options, with underscores: ``freeze_core=True``.
 
     Raises:
         FinetuneError: With an exit code and a remedy.
     """
     if click.get_current_context(silent=True) is None:
-        clock.start()  # a command counts from the start of its process
+        clock.start()  # commands are timed from the start of their process
     options |= {"config": config, "assignments": assignments, "seeds": seeds, "folds": folds}
     options |= {"keep_models": keep_models, "resume_from_checkpoint": resume_from_checkpoint}
     loaded = read_options(file, **options)
@@ -130,7 +130,7 @@ def read_options(
     resume_from_checkpoint: str | Path | None = None,
     **options: Any,
 ) -> "LoadedConfig":
-    """Return the options of a run, checked without reading the data and the model."""
+    """Check and return the options of a run, without reading the data or the model."""
     if seeds is not None and folds is not None:
         raise UsageError("--seeds and --folds can't be combined", remedy="drop one of them")
     if keep_models and folds is None:
@@ -150,9 +150,9 @@ def read_options(
 
 
 def dry_run(loaded: "GuessedConfig") -> dict[str, Any]:
-    """Prepare a run up to its first step, and return its plan as JSON.
+    """Prepare a run up to its first step, without writing anything, and return its plan as JSON.
 
-    It writes nothing. If the run can't start, it raises the same error.
+    Raise the same error as the run if it can't start.
     """
     from finetune.data.check import describe_lengths
     from finetune.runs.linear_head import estimate_linear_head
@@ -206,7 +206,7 @@ def command(*, display: flags.Display, is_dry_run: bool, seeds: int | None, **op
     """Fine-tune a classifier and write a run folder.
 
     FILE is a table of texts, a dataset (questions, trec or hub:OWNER/NAME), a YAML file, a preset,
-    or a run folder to repeat. Default: trec, a benchmark that is downloaded.
+    or a run folder to repeat. Default: trec, a benchmark, which is downloaded.
     """
     options = flags.without_none(options)
     if is_dry_run:
@@ -278,10 +278,10 @@ def _show_several(results: "SeveralResults") -> None:
         title = f"{first.facts.data}, {rows}"
     show_result_table(tabulate_runs(results), title=title)
     if not scores:
-        best = "unknown, because there are no validation rows; add --validation-fraction 0.1"
+        best = "unknown without validation rows; add --validation-fraction 0.1"
         if results.best is not None:
             best = str(folder.run(results.best).path)
-        show_lines(f"best on validation: {best}", f"run folders: {folder.path}")
+        show_lines(f"best run on validation: {best}", f"run folders: {folder.path}")
         return
     if scores.table:
         show_lines()

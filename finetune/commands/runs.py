@@ -1,4 +1,4 @@
-"""``finetune runs``: lists runs with data, model, accuracy and time."""
+"""``finetune runs``: lists runs with their data, model, accuracy and time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from finetune.tasks.tables import duration
 
 EXAMPLES = """\b
 Examples:
-  finetune runs                   list the runs in the folder runs
+  finetune runs                   list the runs in runs/
   finetune compare runs           compare all metrics of these runs
   finetune predict latest FILE    classify a file with the newest run
 """
@@ -29,17 +29,17 @@ FIELDS = (
 
 
 def _describe(folder: RunFolder) -> dict[str, Any]:
-    """Return what ``--json`` prints about a run, or about several of one kind.
+    """Return the ``--json`` entry of a run, or of several seeds, folds or trials.
 
-    The value is the first metric on test rows: for folds, on all rows; for seeds, the mean.
-    ``low`` to ``high`` is its 95% interval over rows, if it is known. ``train_runtime`` is the sum
-    of all runs, in seconds.
+    ``value`` is the first metric on test rows: for folds, on all rows; for seeds, the mean.
+    ``low`` and ``high`` are its 95% interval over rows, or None. ``train_runtime`` is the sum over
+    all runs, in seconds.
     """
     listed: dict[str, Any] = dict.fromkeys(FIELDS)
     listed |= {"run": str(folder.path), "status": "unreadable", "written_at": 0.0}
     try:
         runs = folder.runs if isinstance(folder, SeveralFolder) else [folder]
-        # Some of the runs did not start, or failed.
+        # Some of the runs might not have started.
         runs = [run for run in runs if run.config_file.is_file()]
         times = (run.config_file.stat().st_mtime for run in runs)
         listed["written_at"] = max(times, default=0.0)
@@ -71,7 +71,7 @@ def _read_scores(folder: RunFolder, finished: Sequence[RunFolder]) -> dict[str, 
     if isinstance(folder, SeveralFolder) and is_of_folds:
 
         def parse(content: dict[str, Any]) -> Scores:
-            """Return metrics over all rows, as printed at the end of the run."""
+            """Return the metrics over all rows that the run printed at its end."""
             ends = content["intervals"][name]["low"], content["intervals"][name]["high"]
             return replace(Scores.from_json(content["test"]), intervals={name: ends})
 
@@ -89,7 +89,7 @@ def _read_scores(folder: RunFolder, finished: Sequence[RunFolder]) -> dict[str, 
 @click.argument("folder", required=False, type=flags.PATH, default=RUNS_FOLDER)
 @flags.with_json
 def command(*, folder: Path, display: flags.Display) -> None:
-    """List the runs in FOLDER, newest first. Default: the folder runs."""
+    """List the runs in FOLDER, newest first. Default: runs/."""
     with display.progress():
         runs = {"runs": [_describe(run) for run in list_runs(folder)]}
     display.show(runs, lambda runs: _show(runs["runs"], folder))
@@ -97,7 +97,7 @@ def command(*, folder: Path, display: flags.Display) -> None:
 
 def _show(listed: Sequence[Mapping[str, Any]], folder: Path) -> None:
     if not listed:
-        show_lines(f"no runs in {folder.absolute()}; make one with: finetune run FILE")
+        show_lines(f"no runs in {folder.absolute()}; create one with: finetune run FILE")
         return
     from finetune.tasks.metrics import METRICS
     from finetune.tasks.scores import MetricValue

@@ -1,4 +1,4 @@
-"""``finetune sweep``: a search for better options."""
+"""``finetune sweep``: searches for better options."""
 
 import itertools
 import math
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Space = Mapping[str, list[Any] | dict[str, Any]]
 # Held out for validation if --validation-fraction is not set.
 VALIDATION_FRACTION = 0.2
-NOTE = "The score of the best of many trials is too optimistic. Test it on other rows."
+NOTE = "The best score of many trials is too optimistic. Test the best options on other rows."
 EXAMPLES = """\b
 Examples:
   finetune sweep space.yaml --data reviews.csv
@@ -54,15 +54,15 @@ def sweep(
     assignments: Sequence[str] = (),
     **options: Any,
 ) -> "SeveralResults":
-    """Train a trial for each choice of some options, as ``finetune sweep`` does.
+    """Train one trial per combination of option values, like ``finetune sweep``.
 
     Args:
-        space: A YAML file with the values of options: lists, or ``low``, ``high`` and ``log``.
+        space: A YAML file with option values: lists, or ``low``, ``high`` and ``log``.
         trials: Number of trials, drawn at random. Default: the whole grid.
-        config: A YAML file or the name of a preset.
+        config: A YAML file or a preset name.
         assignments: More options, as ``section.option=value``.
-        emit: Is called with the events of ``finetune.events``.
-        options: The flags of ``finetune.run``, with underscores, for all trials.
+        emit: Receives the events of ``finetune.events``.
+        options: The options of ``finetune.run``, for all trials.
     """
     loaded = guess_options(flags.load(config=config, assignments=assignments, **options))
     from finetune.runs.request import RunRequest, find_started
@@ -87,7 +87,7 @@ def sweep(
 
 
 def read_space(path: Path) -> Space:
-    """Return the values of each option in a YAML file, with or without sections."""
+    """Read the values of each option from a YAML file, with or without sections."""
     space: dict[str, list[Any] | dict[str, Any]] = {}
     content = read_yaml(path)
     for name, value in content.items() if isinstance(content, dict) else ():
@@ -96,19 +96,19 @@ def read_space(path: Path) -> Space:
             check_name(option, name if name in SECTIONS else None, source=str(path))
             space[option] = _read_values(option, values, source=str(path))
     if not space:
-        remedy = "write a line such as `learning_rate: [1e-4, 1e-3]`"
+        remedy = "add a line such as `learning_rate: [1e-4, 1e-3]`"
         raise ConfigurationError(f"{path} has no options", remedy=remedy)
     return space
 
 
 def _read_values(option: str, values: Any, *, source: str) -> list[Any] | dict[str, Any]:
-    """Return the values of an option of the schema; ``ConfigurationError`` for others."""
+    """Convert the values of an option, or raise ``ConfigurationError`` if they are invalid."""
     has_same_result = OPTIONS[option].resumable and option != "batch_size"
     if OPTIONS[option].section not in ("model", "training") or has_same_result:
         raise ConfigurationError(
-            f"{source}: {option} can't differ between the trials of a sweep",
-            remedy="set it as a flag; only options of model and training that change the result "
-            "may differ",
+            f"{source}: {option} can't vary in a sweep",
+            remedy="set it as a flag; only model and training options that change the result "
+            "can vary",
         )
     if isinstance(values, list) and values:
         return [check_value(option, value, source) for value in values]
@@ -125,7 +125,7 @@ def _read_values(option: str, values: Any, *, source: str) -> list[Any] | dict[s
 
 
 def choose_trials(space: Space, *, trials: int | None, seed: int) -> list[dict[str, Any]]:
-    """Return the options of each trial, deterministically: a grid of lists, or random values."""
+    """Return the options of each trial: a grid, or random values with a fixed seed."""
     generator = random.Random(seed)
     ranges = [name for name, values in space.items() if isinstance(values, dict)]
     if not ranges:
@@ -142,7 +142,7 @@ def choose_trials(space: Space, *, trials: int | None, seed: int) -> list[dict[s
 
 
 def _draw(values: list[Any] | dict[str, Any], generator: random.Random) -> Any:
-    """Return one of the values, or a number in the range with three digits."""
+    """Draw one of the values, or a number from the range with three significant digits."""
     if isinstance(values, list):
         return generator.choice(values)
     low, high = values["low"], values["high"]
@@ -162,10 +162,10 @@ def _draw(values: list[Any] | dict[str, Any], generator: random.Random) -> Any:
 @flags.config_options
 @flags.with_display
 def command(*, space: Path, display: flags.Display, **options: Any) -> None:
-    """Search for better options: train one trial per choice of the options in SPACE, a YAML file.
+    """Search for better options: train trials with the option values in SPACE, a YAML file.
 
-    Trials share data and features, and are compared on validation rows. The command
-    reports the best trial. The same command continues a sweep that was stopped.
+    Trials share data and features, and are compared on validation rows. The command reports the
+    best trial. Run the same command again to continue an interrupted sweep.
     """
     display.run(partial(sweep, space), _show, **options)
 

@@ -1,6 +1,6 @@
-"""Makes one configuration from defaults, a YAML file, environment variables and flags.
+"""Merges defaults, a YAML file, environment variables and flags into one configuration.
 
-It also finds presets, and writes YAML. Pydantic is imported when it is first used.
+Also finds presets and writes YAML. Pydantic is imported on first use.
 """
 
 import difflib
@@ -30,13 +30,12 @@ ENVIRONMENT_PREFIX = "FINETUNE_"
 # Variables with the prefix that are not options.
 OTHER_VARIABLES = {"FINETUNE_API_TOKEN"}
 SECTIONS = [section.name for section in fields(Config)]
-# A smaller number without a unit is probably a mistake.
+# Smaller numbers without a unit are probably a mistake.
 MIN_SIZE_BYTES = 10**6
-# A table that is passed by mistake may be too large to parse as YAML.
+# A table passed by mistake can be too large to parse as YAML.
 MAX_FILE_BYTES = 2**20
 MAX_LINE = 100
-# Conditions that can't be combined, besides ``Mode.excludes``. A fitted head needs a
-# convex loss.
+# Conditions that can't be combined, besides ``Mode.excludes``. Fitting a head needs a convex loss.
 _EXCLUSIVE = (
     ("--loss focal", "--label-smoothing"),
     ("--loss focal", "--fit-head on"),
@@ -51,7 +50,7 @@ Setting = tuple[str, str | None, str, Any]
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A valid configuration, and the source of each option that is set: file, variable or flag."""
+    """A valid configuration, with the source of each set option: file, variable or flag."""
 
     config: Config
     sources: dict[str, str]
@@ -67,8 +66,8 @@ def load_config(
 ) -> LoadedConfig:
     """Merge a YAML file or preset, ``FINETUNE_`` variables, flags and ``section.option=value``.
 
-    Later sources win. Unknown keys, wrong values and contradictions raise ``ConfigurationError``.
-    ``ignored`` are options that are not read from the file.
+    Later sources win. Options in ``ignored`` are not read from the file. Raise
+    ``ConfigurationError`` for unknown keys, invalid values and contradictions.
     """
     settings = [] if file is None else [line for line in _read_file(file) if line[2] not in ignored]
     for variable, text in (environment or {}).items():
@@ -91,7 +90,7 @@ def load_config(
 
 
 def parse_size(text: str, *, source: str) -> int:
-    """Return the bytes of a size such as ``4GiB``, ``500 MB`` or ``1000000``, at least 1 MB."""
+    """Parse a size of at least 1 MB, such as ``4GiB``, ``500 MB`` or ``1000000``, into bytes."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:
@@ -101,7 +100,7 @@ def parse_size(text: str, *, source: str) -> int:
     if size_bytes < MIN_SIZE_BYTES:
         raise ConfigurationError(
             f"{source} is {text!r}, but should be a memory size of at least 1 MB",
-            remedy="write, for example, 4GiB",
+            remedy="use a size such as 4GiB",
         )
     return size_bytes
 
@@ -127,8 +126,8 @@ def _read_assignment(assignment: str) -> Setting:
     section, dot, option = key.strip().partition(".")
     if not separator or not dot:
         raise ConfigurationError(
-            f"--set {assignment} doesn't have the form section.option=value",
-            remedy="write, for example, --set training.learning_rate=3e-5",
+            f"--set {assignment} is not in the format section.option=value",
+            remedy="use, for example, --set training.learning_rate=3e-5",
         )
     return f"--set {key.strip()}", section, option, _from_text(text)
 
@@ -138,7 +137,7 @@ def _from_text(text: str) -> str | None:
 
 
 def check_name(option: str, section: str | None, *, source: str) -> None:
-    """Raise ``ConfigurationError`` if no option has this name, or if it is in another section."""
+    """Raise ``ConfigurationError`` if an option is unknown or in the wrong section."""
     if option not in OPTIONS:
         word = OPTION_BY_OTHER_NAME.get(option, option).replace("-", "_")
         remedy = f"use one of {', '.join(OPTIONS)}"
@@ -147,24 +146,24 @@ def check_name(option: str, section: str | None, *, source: str) -> None:
         elif near := difflib.get_close_matches(word, OPTIONS, n=1):
             remedy = f"did you mean {near[0]} ({OPTIONS[near[0]].purpose})?"
         where = "" if source == flag_of(option) else f"{source}: "
-        raise ConfigurationError(f"{where}there is no option {option}", remedy=remedy)
+        raise ConfigurationError(f"{where}unknown option {option}", remedy=remedy)
     if section not in (None, OPTIONS[option].section):
         raise ConfigurationError(
-            f"{source}: the section {section} has no option {option}",
-            remedy=f"move it to the section {OPTIONS[option].section}",
+            f"{source}: unknown option {option} in section {section}",
+            remedy=f"move it to section {OPTIONS[option].section}",
         )
 
 
 def check_value(option: str, value: Any, source: str) -> Any:
-    """Return a value as the type of an option, or raise ``ConfigurationError``."""
+    """Convert a value to the type of an option, or raise ``ConfigurationError``."""
     words = source if source == flag_of(option) else f"{source}: {option}"
-    # Unless it is strict, Pydantic converts true to 1.
+    # In lax mode, Pydantic converts true to 1.
     is_strict = isinstance(value, bool)
     return check_type(OPTIONS[option].type, value, words=words, is_strict=is_strict)
 
 
 def check_type(hint: Any, value: Any, *, words: str, is_strict: bool = True) -> Any:
-    """Convert a value to a type; raise ``ConfigurationError`` if that fails or it is empty."""
+    """Convert a value to a type. Raise ``ConfigurationError`` if it is invalid or empty."""
     from pydantic import ValidationError
 
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -177,7 +176,7 @@ def check_type(hint: Any, value: Any, *, words: str, is_strict: bool = True) -> 
         expected = " or ".join(message.removeprefix("Input should be ") for message in messages)
         raise ConfigurationError(
             f"{words} is {reprlib.repr(value)}, but should be {expected}",
-            remedy="see --help-all for the values that each option accepts",
+            remedy="see --help-all for the allowed values",
         ) from error
 
 
@@ -209,7 +208,7 @@ def check_contradictions(config: Config) -> None:
 def _is_met(condition: str, config: Config) -> bool:
     """Return whether a condition such as ``--loss focal`` or ``--freeze-core`` is met.
 
-    A number, as in ``--lora-rank 8``, is only an example.
+    Numbers, as in ``--lora-rank 8``, are only examples.
     """
     flag, _, word = condition.removeprefix("--").partition(" ")
     option = OPTIONS[flag.replace("-", "_")]
@@ -220,7 +219,7 @@ def _is_met(condition: str, config: Config) -> bool:
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the mappings, lists, strings and None of a file."""
+    """Parse a YAML file into mappings, lists, strings and None."""
     try:
         with naming(path), path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -230,14 +229,14 @@ def read_yaml(path: Path) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{path} is not a YAML configuration: {' '.join(str(error).split())}",
-            remedy="correct the file; `finetune init TABLE` writes one that works",
+            remedy="fix the file; `finetune init TABLE` writes a valid one",
         ) from error
 
 
 class _ConfigLoader(yaml.BaseLoader):
     """Reads every scalar except null as a string, which the schema converts.
 
-    So ``no`` is a word and ``1e-5`` a number, as in YAML 1.2. Tags have no effect.
+    Therefore ``no`` is a word and ``1e-5`` a number, as in YAML 1.2. Tags have no effect.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -255,19 +254,19 @@ _ConfigLoader.add_constructor(_NULL, lambda loader, node: None)
 
 
 def dump_config(config: Config) -> str:
-    """Return a configuration as YAML that ``load_config`` reads back."""
+    """Serialize a configuration as YAML, which ``load_config`` reads back."""
     return yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
 
 
 def presets_folder() -> Path:
-    """Return the folder of the presets: in an installed package, or in a checkout."""
+    """Return the presets folder, in an installed package or in a checkout."""
     package = Path(finetune.__file__).parent
     installed = package / "configs"
     return installed if installed.is_dir() else package.parent / "configs"
 
 
 def find_preset(name: str) -> Path:
-    """Return the path of a file or, if there is none, of the preset with this name."""
+    """Return the path of a file or, if it doesn't exist, of the preset with this name."""
     path = Path(name).expanduser()
     if is_there(path) and not path.is_dir():  # a file, or a pipe such as /dev/stdin
         return path
@@ -276,13 +275,13 @@ def find_preset(name: str) -> Path:
     if is_preset_name and path.stem in presets:
         return presets_folder() / f"{path.stem}.yaml"
     raise ConfigurationError(
-        f"{name} is a folder" if path.is_dir() else f"there is no configuration file {name}",
+        f"{name} is a folder" if path.is_dir() else f"configuration file not found: {name}",
         remedy=f"use a YAML file, or one of the presets {', '.join(presets)}",
     )
 
 
 def is_config(name: str) -> bool:
-    """Return whether a name is a YAML file or, if there is no such file, a preset."""
+    """Return whether a name is a YAML file, or a preset if no such file exists."""
     return Path(name).suffix.lower() in (".yaml", ".yml") or (
         name in describe_presets() and not is_there(name)
     )
@@ -297,7 +296,7 @@ def describe_presets() -> dict[str, str]:
 
 
 def make_starter(values: Mapping[str, Any], *, notes: Mapping[str, str], heading: str) -> str:
-    """Return YAML with these options and their help; default values are commented out."""
+    """Return YAML with these options and their help. Default values are commented out."""
     parts = [_comment(heading, indent="")]
     for section in fields(Config):
         entries = []

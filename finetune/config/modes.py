@@ -1,7 +1,7 @@
-"""The registry of modes: the parameters that train, the options that select them, and defaults.
+"""The registry of modes: trainable parameters, the options that select them, and defaults.
 
-To add a mode, register it in ``MODES``, and add its options to ``ModelConfig``; nothing else lists
-the modes.
+To add a mode, register it in ``MODES`` and add its options to ``ModelConfig``. Modes are listed
+nowhere else.
 """
 
 import math
@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-# A head on stored features trains until it stops improving: at most 100 epochs, and at most as many
-# steps as TREC has in 100 epochs. Larger data needs fewer epochs.
+# A head on stored features is trained until it stops improving, for at most 100 epochs and at most
+# as many steps as 100 TREC epochs have. Larger data needs fewer epochs.
 MAX_HEAD_EPOCHS = 100
 MAX_HEAD_STEPS = 14_000
 MIN_EPOCHS = 3
@@ -25,14 +25,14 @@ _OF_TRAINED_ENCODERS = (
 
 @dataclass(frozen=True)
 class ModeKind:
-    """What the modes of a kind, such as ``last-N``, have in common.
+    """Properties shared by the modes of a kind, such as ``last-N``.
 
-    If neither layers nor adapters train, the encoder is frozen: its features are stored, and by
-    default a linear head is fitted.
+    If neither layers nor adapters are trained, the encoder is frozen: its features are stored, and
+    a linear head is fitted by default.
     """
 
     trains: tuple[str, ...]  # parts of a ``Structure``
-    options: tuple[str, ...] = ()  # fields of ``ModelConfig`` that select it
+    options: tuple[str, ...] = ()  # ``ModelConfig`` fields that select it
     is_searched: bool = False  # by ``find-batch``, if no mode is selected
     learning_rate: float = 5e-5  # with a trained encoder, for the hidden size of BERT-base
     # Gains 0.4 points of accuracy on TREC, 5 gains 0.2 and 20 gains 0.5 points
@@ -70,19 +70,19 @@ _NUMBER = re.compile(r"(?<=-)[1-9]\d*$")
 
 
 class Mode(str):
-    """The name of the part of a model that trains.
+    """Which parameters are trained.
 
-    ``full``: everything. ``last-N``: the last N layers of the encoder, and the head. ``head``: the
-    head, in BERT the pooler and the output layer. ``classifier``: the output layer and other new
-    layers of the head. ``lora`` and ``lora-last-N``: adapters in all or in the last N layers, and
-    the layers that ``classifier`` trains.
+    ``full``: everything. ``last-N``: the last N encoder layers and the head. ``head``: the head, in
+    BERT the pooler and the output layer. ``classifier``: the output layer and other new layers of
+    the head. ``lora`` and ``lora-last-N``: adapters in all or the last N layers, and the layers
+    that ``classifier`` trains.
 
     >>> Mode("last-2").trained_layers, Mode("head").trains_encoder, Mode("lora-last-3").is_lora
     (2, False, True)
     """
 
     def __new__(cls, name: str) -> "Mode":
-        """Raise ``ValueError`` if there is no such mode."""
+        """Create a mode, or raise ``ValueError`` for an unknown name."""
         if _NUMBER.sub("N", name) not in MODES or name.endswith("N"):
             raise ValueError(f"{name} is not one of {', '.join(MODES)}")
         return super().__new__(cls, name)
@@ -99,43 +99,43 @@ class Mode(str):
 
     @property
     def kind(self) -> ModeKind:
-        """Its entry in the registry."""
+        """Entry in the registry."""
         return MODES[_NUMBER.sub("N", self)]
 
     @property
     def trains_encoder(self) -> bool:
-        """Whether layers of the encoder train, not only the head."""
+        """Whether encoder layers or adapters are trained, not only the head."""
         return not {"layers", "adapters"}.isdisjoint(self.kind.trains)
 
     @property
     def excludes(self) -> tuple[str, ...]:
-        """Options that can't be combined with it."""
+        """Options that can't be combined with this mode."""
         return () if self.trains_encoder else _OF_TRAINED_ENCODERS
 
     @property
     def is_lora(self) -> bool:
-        """Whether adapters train instead of the layers."""
+        """Whether adapters are trained instead of layers."""
         return "adapters" in self.kind.trains
 
     @property
     def trained_layers(self) -> int | None:
-        """The number of layers that train, from the top; None for all of them."""
+        """The number of trained layers, from the top, or None for all of them."""
         if number := _NUMBER.search(self):
             return int(number[0])
         return None if self.trains_encoder else 0
 
     def learning_rate(self, *, hidden_size: int, structure: Any) -> float:
-        """Return the default peak learning rate for the ``Structure`` of a model."""
+        """Return the default peak learning rate for a model ``Structure``."""
         if self.trains_encoder:
             return self.kind.learning_rate * 768 / hidden_size
         if "head" in self.kind.trains or structure.new - structure.output_layer:
             return self.kind.learning_rate
-        # The output of the MiniLM pooler is a tenth as large as for BERT-base. Without this factor,
+        # The MiniLM pooler output is a tenth as large as that of BERT-base. Without this factor,
         # one of them loses 3 points of accuracy. With layers below, the rate is far too high.
         return float(f"{7e-3 / (structure.output_layer_input or TYPICAL_OUTPUT_LAYER_INPUT):.2g}")
 
     def defaults(self, *, steps_per_epoch: int) -> dict[str, Any]:
-        """Return other defaults, which depend on the number of rows, by option."""
+        """Return the defaults that depend on the number of rows, by option."""
         if self.trains_encoder:
             epochs = min(math.ceil(self.kind.min_steps / steps_per_epoch), MAX_FEW_ROWS_EPOCHS)
             patience = FEW_ROWS_PATIENCE if epochs > MIN_EPOCHS else 0

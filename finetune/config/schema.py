@@ -1,7 +1,7 @@
-"""Every option of a run, with its default, its range and its help.
+"""All run options, with types, defaults, ranges and help.
 
-The command line, YAML files, environment variables and the Python API are made from these classes.
-Names are unique over all sections.
+These classes define the command line, YAML keys, environment variables and the Python API. Option
+names are unique across sections.
 """
 
 import re
@@ -17,7 +17,7 @@ from finetune.config.modes import Mode
 from finetune.devices import DeviceName, Precision, PrecisionName
 
 DEFAULT_BATCH_SIZE = 32
-# Larger tables get no linear-head estimate: they have enough rows, and tokenizing them takes time.
+# Larger tables get no linear-head estimate, because tokenizing them takes too long.
 MAX_ESTIMATED_ROWS = 50_000
 # Prefix of --data for datasets on the Hub.
 HUB_PREFIX = "hub:"
@@ -25,7 +25,7 @@ HUB_PREFIX = "hub:"
 
 @dataclass(frozen=True)
 class Lora:
-    """LoRA adapters of linear layers: two matrices; their product is scaled by alpha / rank."""
+    """LoRA adapters: two matrices per linear layer, whose product is scaled by alpha / rank."""
 
     rank: int
     alpha: int
@@ -33,7 +33,7 @@ class Lora:
     targets: str
 
 
-# The LoRA adapters of find-batch without --lora-rank.
+# What find-batch assumes without --lora-rank.
 DEFAULT_LORA = Lora(rank=8, alpha=16, dropout=0.0, targets="auto")
 
 
@@ -44,14 +44,14 @@ def _option(default: Any, **marks: Any) -> Any:
 
 _first = partial(_option, is_first=True)
 _resumable = partial(_option, resumable=True)
-_of_trec = partial(_option, goes_with=("trec",))
+_trec_only = partial(_option, goes_with=("trec",))
 _file = partial(_option, path="file")
 _file_or_table = partial(_file, takes_table=True)
-_of_files = partial(_option, goes_with=("a file",))
-_of_tables = partial(_option, goes_with=("a file", "a dataset of the Hub"))
-_of_lora = partial(_option, needs="--lora-rank 8")
-_of_steps = partial(_option, selects_steps=True)
-_of_model = partial(_option, saved_with_model=True)
+_files_only = partial(_option, goes_with=("a file",))
+_tables_only = partial(_option, goes_with=("a file", "a dataset of the Hub"))
+_lora_only = partial(_option, needs="--lora-rank 8")
+_selects_steps = partial(_option, selects_steps=True)
+_saved_with_model = partial(_option, saved_with_model=True)
 
 # The upper bounds reject what would overflow in kernels, timeouts or byte counts later.
 PositiveInt = Annotated[int, Ge(1), Lt(2**31)]
@@ -69,46 +69,48 @@ Tracker = Literal["none", "tensorboard", "trackio", "wandb", "mlflow"]
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The texts and labels, and the splits.
+    """Texts, labels and splits.
 
     Attributes:
-        data: A table (.csv, .tsv, .jsonl, .json, .parquet, .ft or a spreadsheet, also compressed);
-            a folder of tables, or with one folder of texts per class; a dataset on the Hub,
-            hub:OWNER/NAME[:PART][@REVISION]; trec (downloaded); or questions (bundled).
-        table: Table to read if there are several: a file in a folder or zip, a sheet or a JSON key.
-        validation_file: Validation split. Default: rows of --data.
-        test_file: Test split. Default: 10% of the rows.
-        text_column: Column of the texts, or several, such as title,body. Default: guessed.
-        text_pair_column: For sentence pairs, the column of the second texts. Default: guessed from
+        data: A table (.csv, .jsonl, .parquet, .xlsx or others, also compressed or zipped); a folder
+            of tables, or with one folder of texts per class; hub:OWNER/NAME[:PART][@REVISION] on
+            the Hugging Face Hub; trec (downloaded); or questions (bundled).
+        table: Table to read if --data contains several: a file in a folder or zip, a sheet or a
+            JSON key.
+        validation_file: File with the validation split. Default: rows of --data.
+        test_file: File with the test split. Default: 10% of the rows.
+        text_column: Text column, or several, such as title,body. Default: guessed.
+        text_pair_column: For sentence pairs, the column with the second text. Default: guessed from
             its name.
-        label_column: Column of the labels, or several of 0 and 1, such as joy,fear. Default:
+        label_column: Label column, or several indicator (0/1) columns, such as joy,fear. Default:
             guessed.
         task: single (one class per text), multi (multi-label), regression, or auto (guessed).
         encoding: Encoding, such as gb18030. Default: detected.
-        header: Whether the first row has the names of the columns. Default: detected.
-        split_column: Column with the split of each row, or none to ignore it. Default: guessed.
-        label_names: File with the names of the classes, one per line.
-        skip_unknown_labels: Skip validation and test rows whose label occurs in no training row.
-        empty_labels: Multi-label: an empty cell means unlabeled (skip the row) or none of the
+        header: Whether the first row contains column names. Default: detected.
+        split_column: Column that assigns each row to a split; none ignores it. Default: guessed.
+        label_names: File with class names, one per line.
+        skip_unknown_labels: Skip validation and test rows whose label never occurs in training.
+        empty_labels: Multi-label: an empty cell means unlabeled (the row is skipped) or none of the
             classes.
         unlabeled: File of unlabeled texts that few-shot training also learns from, ideally the
             texts to classify later; none ignores unlabeled rows. Default: the rows of --data
             without a label.
-        classes: Names of all classes, such as billing,refund. With them, a table needs no labels.
-        class_names: Few-shot training: auto also trains on the names of the classes if half of them
-            are similar to the texts of their class; off never does.
-        class_descriptions: File with a class and its description, or an example that you make up,
-            per row. They replace the names of the classes.
-        corrections: The suspects.csv of finetune data audit, with your decisions on labels.
-        label_map: File that renames or merges labels: a label and its new name per row.
-        data_dir: Folder with the raw files of TREC.
-        label: Labels of TREC: label-coarse (6 classes) or label-fine (50 classes).
+        classes: Names of all classes, such as billing,refund. The table then needs no labels.
+        class_names: Few-shot training: auto also trains on the class names if half of them are
+            similar to the texts of their class; off never does.
+        class_descriptions: File with one class and its description, or an example that you make up,
+            per row. Descriptions replace the class names.
+        corrections: The suspects.csv from finetune data audit, with your decisions on labels.
+        label_map: File that renames or merges labels: one label and its new name per row.
+        data_dir: Folder with the raw TREC files.
+        label: TREC labels: label-coarse (6 classes) or label-fine (50 classes).
         max_train_samples: Train on only N rows: a stratified sample or, for TREC, the first N rows.
-        validation_fraction: Fraction of the rows to hold out for validation. Default: 0.1; 0 if
-            there are fewer than 1,000 rows, unless the data is multi-label.
-        test_fraction: Fraction of the rows to hold out for testing if the data has no test split.
-        split_seed: Random seed that selects the rows to hold out.
-        private_data: Mark the texts as private: finetune push then rejects the report.
+        validation_fraction: Fraction of rows to hold out for validation. Default: 0.1; 0 for fewer
+            than 1,000 rows, unless the data is multi-label.
+        test_fraction: Fraction of rows to hold out for testing if the data has no test split.
+        split_seed: Random seed for choosing the held-out rows.
+        private_data: Mark the texts as private: finetune push then doesn't upload the report
+            without --allow-private-data.
     """
 
     data: str = _option(
@@ -118,27 +120,27 @@ class DataConfig:
         names=("trec", "questions"),
         other_names="dataset_name train_file dataset train",
     )
-    table: str | None = _of_files(None, other_names="member")
-    validation_file: str | None = _of_files(None, path="file", takes_table=True)
-    test_file: str | None = _of_files(None, path="file", takes_table=True, is_first=True)
-    text_column: str | None = _of_tables(None, is_first=True, other_names="text")
-    text_pair_column: str | None = _of_tables(None)
-    label_column: str | None = _of_tables(None, is_first=True, other_names="labels target")
+    table: str | None = _files_only(None, other_names="member")
+    validation_file: str | None = _files_only(None, path="file", takes_table=True)
+    test_file: str | None = _files_only(None, path="file", takes_table=True, is_first=True)
+    text_column: str | None = _tables_only(None, is_first=True, other_names="text")
+    text_pair_column: str | None = _tables_only(None)
+    label_column: str | None = _tables_only(None, is_first=True, other_names="labels target")
     task: str = "auto"
-    encoding: str | None = _of_tables(None)
-    header: bool | None = _of_tables(None)
-    split_column: str | None = _of_tables(None)
-    label_names: str | None = _of_tables(None, path="file")
-    skip_unknown_labels: bool = _of_tables(False)
-    empty_labels: Literal["unlabeled", "none"] | None = _of_tables(None)
+    encoding: str | None = _tables_only(None)
+    header: bool | None = _tables_only(None)
+    split_column: str | None = _tables_only(None)
+    label_names: str | None = _tables_only(None, path="file")
+    skip_unknown_labels: bool = _tables_only(False)
+    empty_labels: Literal["unlabeled", "none"] | None = _tables_only(None)
     unlabeled: str | None = _file_or_table(None, names=("none",), other_names="unlabelled")
-    classes: str | None = _of_files(None, other_names="candidate_labels")
+    classes: str | None = _files_only(None, other_names="candidate_labels")
     class_names: Literal["auto", "off"] = "auto"
     class_descriptions: str | None = _file_or_table(None)
     corrections: str | None = _file(None)
     label_map: str | None = _file(None)
-    data_dir: str | None = _of_trec(None, path="dir")
-    label: Literal["label-coarse", "label-fine"] = _of_trec("label-coarse")
+    data_dir: str | None = _trec_only(None, path="dir")
+    label: Literal["label-coarse", "label-fine"] = _trec_only("label-coarse")
     max_train_samples: PositiveInt | None = None
     validation_fraction: HalfOpenUnitInterval | None = _option(
         None, other_names="val_split val_size validation_split"
@@ -152,26 +154,26 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The pretrained model, and the part of it that trains.
+    """The pretrained model, and which of its parameters are trained.
 
     Attributes:
-        model: Text encoder: a Hub ID, a folder, or minilm, which the offline extra installs.
+        model: Text encoder: a Hub ID, a folder, or minilm, which the offline extra includes.
         revision: Branch, tag or commit of the model on the Hub.
-        from_scratch: Accept a model whose encoder lacks weights, which then start at random values.
-        freeze_core: Freeze the encoder, and fit a linear head on the mean of its token features.
-        head: Part of the head to train. classifier freezes the encoder, as --freeze-core does; with
+        from_scratch: Allow missing encoder weights; they are initialized randomly.
+        freeze_core: Freeze the encoder and fit a linear head on the mean of its token features.
+        head: Part of the head to train. classifier freezes the encoder, like --freeze-core; with
             --fit-head off it also freezes a pretrained pooler.
         train_layers: Train only the last N layers and the head.
-        lora_rank: Freeze the encoder; train LoRA adapters of this rank, such as 8, and the output
-            layer.
-        lora_alpha: LoRA updates are scaled by alpha / rank. Default: twice the rank.
+        lora_rank: Freeze the encoder; train the output layer and LoRA adapters of this rank, such
+            as 8.
+        lora_alpha: Scale LoRA updates by alpha / rank. Default: twice the rank.
         lora_dropout: Dropout before the LoRA adapters.
-        lora_targets: Layers that get adapters: attention, all-linear (auto), or names such as
+        lora_targets: Layers with adapters: attention, all-linear (auto), or names such as
             query,value.
-        pooling: Input of the head: the first token (cls) or the mean of all tokens. auto means the
-            mean if a linear head is fitted without LoRA, otherwise what the pretrained model uses.
+        pooling: Head input: the first token (cls) or the mean of all tokens. auto means the mean if
+            a linear head is fitted without LoRA, otherwise what the pretrained model uses.
         max_length: Maximum tokens per text.
-        long_texts: Texts over --max-length: drop the end, or read everything in overlapping
+        long_texts: Texts longer than --max-length: drop the end, or read everything in overlapping
             windows.
         stride: Tokens that consecutive windows of a text share.
     """
@@ -189,29 +191,29 @@ class ModelConfig:
     head: Literal["whole", "classifier"] = "whole"
     train_layers: PositiveInt | None = _first(None)
     lora_rank: PositiveInt | None = _option(None, other_names="lora lora_r")
-    lora_alpha: PositiveInt | None = _of_lora(None)
-    lora_dropout: HalfOpenUnitInterval = _of_lora(0.0)
-    lora_targets: str = _of_lora("auto")
+    lora_alpha: PositiveInt | None = _lora_only(None)
+    lora_dropout: HalfOpenUnitInterval = _lora_only(0.0)
+    lora_targets: str = _lora_only("auto")
     pooling: Pooling = "auto"
     max_length: Annotated[int, Ge(3), Lt(2**31)] = _first(
         128, is_guessed=True, saved_with_model=True, other_names="max_seq_length"
     )
-    long_texts: Literal["truncate", "windows"] = _of_model("truncate")
-    stride: NonNegativeInt = _of_model(32, needs="--long-texts windows")
+    long_texts: Literal["truncate", "windows"] = _saved_with_model("truncate")
+    stride: NonNegativeInt = _saved_with_model(32, needs="--long-texts windows")
 
     @property
     def window_stride(self) -> int | None:
-        """Tokens of overlap between the windows of a long text; None if texts are truncated."""
+        """Overlap in tokens between windows of a long text, or None if texts are truncated."""
         return self.stride if self.long_texts == "windows" else None
 
     @property
     def mode(self) -> Mode:
-        """The part that trains."""
+        """Which parameters are trained."""
         return Mode.of(self)
 
     @property
     def lora(self) -> Lora | None:
-        """The adapters that train, if any do."""
+        """The LoRA adapters, in a LoRA mode."""
         if self.lora_rank is None or not self.mode.is_lora:
             return None
         alpha = self.lora_alpha or 2 * self.lora_rank
@@ -220,30 +222,29 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How the model trains.
+    """How the model is trained.
 
     Attributes:
         device: Device to use; auto prefers cuda, then mps, then cpu.
         precision: Precision of the forward pass (autocast); weights stay fp32. auto means bf16 on a
             CUDA GPU that supports it, the faster of bf16 and fp32 on cpu, and fp32 on mps unless
             finetune doctor --parity passed in bf16.
-        batch_size: Examples per forward and backward pass; auto finds the fastest size that fits.
+        batch_size: Examples per forward and backward pass; auto finds the fastest that fits.
         check_device: Before training, compare a GPU with the CPU on a few examples. Default: on for
             mps.
-        gradient_checkpointing: Recompute activations to save memory. Default: off; --batch-size
-            auto decides.
+        gradient_checkpointing: Recompute activations to save memory. Default: off, unless
+            --batch-size auto turns it on.
         effective_batch_size: Examples per optimizer step; gradients are accumulated. Default: the
             batch size.
-        eval_batch_size: Examples per forward pass in evaluation; a run on mps uses --batch-size
+        eval_batch_size: Examples per forward pass in evaluation; runs on mps use --batch-size
             instead.
-        learning_rate: Peak learning rate; this selects gradient descent. Default: depends on the
-            model.
-        head_lr_multiplier: Learning rate multiplier of the head. Default: 10; 1 with LoRA or a
+        learning_rate: Peak learning rate; selects gradient descent. Default: depends on the model.
+        head_lr_multiplier: Learning-rate multiplier for the head. Default: 10; 1 with LoRA or a
             frozen encoder.
-        num_train_epochs: Passes over the training split; this selects gradient descent. Default: 3;
-            more for few rows; up to 100 with a frozen encoder.
-        max_steps: Stop after N steps instead of epochs; this selects gradient descent.
-        warmup_fraction: Fraction of the steps during which the learning rate rises.
+        num_train_epochs: Passes over the training split; selects gradient descent. Default: 3, more
+            for few rows, up to 100 with a frozen encoder.
+        max_steps: Stop after N steps instead of epochs; selects gradient descent.
+        warmup_fraction: Fraction of steps used for learning-rate warmup.
         weight_decay: Decoupled weight decay. Default: 0.01; 0 with LoRA or a frozen encoder.
         max_grad_norm: Clip gradients to this norm.
         class_weights: balanced weights the loss of each class by its inverse frequency.
@@ -251,22 +252,22 @@ class TrainingConfig:
             fit a linear head. auto means on for at most 100 rows per class on average.
         fit_head: Fit the head as a logistic regression instead of training it with gradient
             descent. auto means on with a frozen encoder and after few-shot training.
-        loss: Loss for classification; focal gives less weight to easy examples.
-        focal_gamma: Exponent of the focal loss; 0 is cross-entropy.
-        label_smoothing: Fraction of the weight of a label that is spread over all classes.
+        loss: Classification loss; focal puts less weight on easy examples.
+        focal_gamma: Focal loss exponent; 0 is cross-entropy.
+        label_smoothing: Fraction of the target probability that is spread evenly over all classes.
         metric_for_best_model: Validation metric that selects the checkpoint to keep, such as
             macro_f1, mcc or loss. Default: accuracy; micro_f1 for multi-label; pearson for
             regression.
         early_stopping_patience: Stop after N validations without improvement; 0 means never.
-            Default: 0; 8 for few rows; up to 30 with a frozen encoder.
-        calibrate: Scale the logits so that predicted probabilities match the accuracy.
-        seed: Random seed of new weights, order and dropout.
+            Default: 0, 8 for few rows, up to 30 with a frozen encoder.
+        calibrate: Calibrate the predicted probabilities (temperature scaling).
+        seed: Random seed for new weights, data order and dropout.
     """
 
     device: DeviceName = _resumable(
         "auto", is_first=True, other_names="no_cuda use_cpu gpu cuda mps cpu"
     )
-    precision: PrecisionName = _of_model("auto", other_names="bf16 fp16")
+    precision: PrecisionName = _saved_with_model("auto", other_names="bf16 fp16")
     batch_size: PositiveInt | Literal["auto"] = _resumable(
         DEFAULT_BATCH_SIZE, is_first=True, other_names="per_device_train_batch_size"
     )
@@ -275,11 +276,13 @@ class TrainingConfig:
     effective_batch_size: PositiveInt | None = _option(
         None, other_names="gradient_accumulation_steps"
     )
-    eval_batch_size: PositiveInt = _of_model(64, resumable=True)
-    learning_rate: PositiveFloat | None = _of_steps(None, is_first=True, other_names="lr")
+    eval_batch_size: PositiveInt = _saved_with_model(64, resumable=True)
+    learning_rate: PositiveFloat | None = _selects_steps(None, is_first=True, other_names="lr")
     head_lr_multiplier: PositiveFloat | None = None
-    num_train_epochs: PositiveFloat | None = _of_steps(None, is_first=True, other_names="epochs")
-    max_steps: PositiveInt | None = _of_steps(None)
+    num_train_epochs: PositiveFloat | None = _selects_steps(
+        None, is_first=True, other_names="epochs"
+    )
+    max_steps: PositiveInt | None = _selects_steps(None)
     warmup_fraction: UnitInterval = _option(0.1, other_names="warmup_steps")
     weight_decay: NonNegativeFloat | None = None
     max_grad_norm: PositiveFloat = 1.0
@@ -296,14 +299,14 @@ class TrainingConfig:
 
     @property
     def examples_per_step(self) -> int:
-        """The effective batch size; for batch size auto, the default batch size."""
+        """The effective batch size. With ``--batch-size auto``, it is the default batch size."""
         if self.effective_batch_size is not None:
             return self.effective_batch_size
         return DEFAULT_BATCH_SIZE if self.batch_size == "auto" else self.batch_size
 
     @property
     def precision_without_timing(self) -> Precision:
-        """The precision if nothing is timed, as in an estimate for another machine."""
+        """The precision if speed isn't measured, as for another Mac: fp32 for ``auto``."""
         return "fp32" if self.precision == "auto" else self.precision
 
 
@@ -313,13 +316,13 @@ class OutputConfig:
 
     Attributes:
         output_dir: Folder to write. Default: a new folder in runs/.
-        overwrite: Replace earlier results in --output-dir; other files stay.
+        overwrite: Replace earlier results in --output-dir; other files are kept.
         logging_steps: Report the training loss every N steps.
         report_to: Experiment tracker that also receives losses and validation metrics.
         save_strategy: When to write checkpoints: time (at most 3% of the training time), epoch,
             steps, or no (only if the run is stopped). Default: time; steps with --save-steps.
         save_steps: Write a checkpoint every N steps. Default: 500 with --save-strategy steps.
-        save_total_limit: Keep the N newest checkpoints. Each contains the best model so far.
+        save_total_limit: Keep the N newest checkpoints; each includes the best model so far.
     """
 
     output_dir: str | None = _first(None, path="dir", other_names="output out")
@@ -338,12 +341,12 @@ class OutputConfig:
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """Whether and where the features of frozen layers are stored.
+    """Whether and where frozen-layer features are stored.
 
     Attributes:
-        feature_cache: Store features of frozen layers for later runs.
-        cache_dir: Folder of stored features. Default: assets/finetune in HF_HOME.
-        cache_gib: Maximum GiB to store; the least recently used files are deleted.
+        feature_cache: Store frozen-layer features for later runs.
+        cache_dir: Folder for stored features. Default: assets/finetune in HF_HOME.
+        cache_gib: Size limit of stored features in GiB; the least recently used are deleted.
     """
 
     feature_cache: bool = _resumable(True)
@@ -353,7 +356,7 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """The search for a batch size, in ``find-batch`` and ``--batch-size auto``.
+    """The batch-size search, in ``find-batch`` and with ``--batch-size auto``.
 
     Attributes:
         memory: Memory to use, such as 4GiB. Default: all free memory.
@@ -366,7 +369,7 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides a run."""
+    """The complete configuration of a run."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -377,53 +380,53 @@ class Config:
 
 
 def flag_of(name: str) -> str:
-    """Return the name of an option on the command line."""
+    """Return the command-line flag of an option, such as ``--max-length``."""
     return "--" + name.replace("_", "-")
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option, as its field declares it."""
+    """An option, as declared by its field."""
 
     section: str
     name: str
     type: Any
     default: Any
     description: str
-    resumable: bool = False  # it can change when a run resumes
+    resumable: bool = False  # can change when a run resumes
     path: Literal["", "file", "dir"] = ""
     names: tuple[str, ...] = ()  # keywords that are not paths
-    takes_table: bool = False  # in Python, it can be a table in memory
+    takes_table: bool = False  # in Python, accepts a table in memory
     goes_with: tuple[str, ...] = ()  # data sources that it applies to; empty for all
     needs: str = ""  # the option without which it has no effect
-    is_first: bool = False  # --help lists it, not only --help-all
+    is_first: bool = False  # listed by --help, not only by --help-all
     is_guessed: bool = False  # for a table on the command line
-    selects_steps: bool = False  # setting it selects training with gradient descent
-    saved_with_model: bool = False  # inference.json has it, which is copied with the model
-    other_names: str = ""  # its names in transformers and other tools
+    selects_steps: bool = False  # setting it selects gradient descent
+    saved_with_model: bool = False  # stored in inference.json, which is copied with the model
+    other_names: str = ""  # names in transformers and other tools
 
     @property
     def flag(self) -> str:
-        """Its name on the command line."""
+        """Flag on the command line."""
         return flag_of(self.name)
 
     @property
     def purpose(self) -> str:
-        """The first sentence of its help."""
+        """First sentence of the help."""
         return self.description.partition(". ")[0].rstrip(".")
 
     @property
     def is_path(self) -> bool:
-        """Whether its value is a file or folder, or one of ``names``, but nothing on the Hub."""
+        """Whether the value is a local file or folder, or one of ``names``."""
         return bool(self.path) and self.name not in ("data", "model")
 
     def value_in(self, config: Config) -> Any:
-        """Return its value in a configuration."""
+        """Return the option's value in a configuration."""
         return getattr(getattr(config, self.section), self.name)
 
 
 def help_of(documented: Any) -> dict[str, str]:
-    """Return the help of each argument or attribute in the docstring of a function or class."""
+    """Parse the help of each argument or attribute from a docstring."""
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", str(getdoc(documented)), re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in entries}
 
@@ -445,7 +448,7 @@ OPTION_BY_OTHER_NAME = {
 
 @dataclass(frozen=True)
 class AutoTunedOption:
-    """A value chosen by measuring a quantity, such as ``ms for one step``, for several values."""
+    """A value chosen by measuring a quantity, such as ``ms per step``, for several values."""
 
     subject: str
     value: str
@@ -455,7 +458,7 @@ class AutoTunedOption:
 
 
 def change_options(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return a configuration with other values for these options."""
+    """Return a copy of a configuration with these options changed."""
     for name, value in values.items():
         section = OPTIONS[name].section
         changed: Any = replace(getattr(config, section), **{name: value})

@@ -1,8 +1,8 @@
 """Problems in the data: duplicates, contradictory labels, test rows in the training split.
 
-Two texts count as equal if they differ only in case and spaces, as in held-out splits. A new check
-of texts is a function of (split, train) that returns a ``Finding``, and an entry in ``CHECKS``.
-Both are frames with a row per text: ``text``, ``number``, which equal texts share, and ``label``.
+Two texts are equal if they differ only in case and spaces, like in held-out splits. A new check
+of texts needs a function of (split, train) that returns a ``Finding``, and an entry in ``CHECKS``.
+Both are frames with a row per text: ``text``, ``number`` (shared by equal texts) and ``label``.
 """
 
 import difflib
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 MAX_EXAMPLES = 3
-# Words that this many texts of a class have, and hardly any other, may be a footer or a template.
-# In TREC, no word comes near: "who" is in 48% of the questions about persons.
+# Words in this fraction of a class, and in hardly any other text, may be a footer or a template.
+# In TREC, no word comes close: "who" is in 48% of the questions about persons.
 MIN_IN_CLASS, MAX_IN_OTHERS, MAX_TEMPLATE_ROWS = 0.75, 0.05, 2_000
 RARE_ROWS = 10
 STRONG_IMBALANCE, BALANCE = 10.0, "use --class-weights balanced"
@@ -38,19 +38,19 @@ MISSPELLING_RATIO, MIN_SIMILARITY, MAX_COMPARED_NAMES = 5, 0.85, 500
 LONG_TAIL = 2.0
 # Maximum fraction of unknown tokens for a suitable model. They come from emoji and rare words.
 MAX_UNKNOWN = 0.05
-# With a vocabulary that has words of the script, tokens per letter reach about 0.75 (for Korean).
+# If the vocabulary contains words of the script, tokens per letter reach about 0.75 (Korean).
 MAX_TOKENS_PER_LETTER, MAX_TOKENS_PER_CHARACTER = 0.85, 1.3
 SCRIPT_TEXTS, SCRIPT_WORDS = 1_000, 5_000
 FIRST_LETTER_BEYOND_LATIN, EAST_ASIAN = "\u0370", re.compile("[\u3040-\u30ff\u4e00-\u9fff]")
 # The vocabulary of the default model is English.
 MULTILINGUAL_MODEL = "bert-base-multilingual-cased"
-# Findings of a check in a split, as in the JSON: counts and a few examples.
+# What a check finds in a split, as in the JSON: counts and a few examples.
 Finding = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Token counts with the tokenizer of a model, and training texts beyond limits."""
+    """Token counts with the model's tokenizer, and the number of training texts beyond limits."""
 
     model: str
     max_length: int
@@ -67,7 +67,7 @@ def _labels_of(rows: pandas.DataFrame, number: int) -> list[str]:
 
 
 def find_repeats(split: pandas.DataFrame, train: pandas.DataFrame) -> Finding:
-    """Count rows that repeat the text of an earlier one, exactly or up to case and spaces."""
+    """Count rows that repeat the text of an earlier row, exactly or up to case and spaces."""
     repeated = split[split.duplicated("number", keep=False)]
     first, exact = repeated.drop_duplicates("number"), repeated["text"].value_counts()
     return {
@@ -140,7 +140,7 @@ CHECKS = {
 def check_splits(splits: Splits, task: Task) -> dict[str, dict[str, Any]]:
     """Check splits, including ``train``, for problems that need no model to find.
 
-    Returns for each split: ``rows``, ``classes``, ``figures``, and the findings of ``CHECKS``.
+    Return ``rows``, ``classes``, ``figures`` and the findings of ``CHECKS``, for each split.
     """
     texts = {split: texts_of(rows) for split, rows in splits.items()}
     text_numbers = number_splits({split: columns.columns for split, columns in texts.items()})
@@ -180,7 +180,7 @@ def find_imbalance(counts: Mapping[str, int]) -> Iterator[WarningMessage]:
 
 
 def find_misspelled_names(counts: Mapping[str, int]) -> Iterator[WarningMessage]:
-    """Yield rare classes whose names are nearly the name of a class with many more rows.
+    """Yield rare classes whose names almost match a class with many more rows.
 
     >>> [row.message for row in find_misspelled_names({"billing": 90, "biling": 2, "refund": 80})]
     ["'biling' (2 rows) may be a misspelling of 'billing'"]
@@ -192,7 +192,7 @@ def find_misspelled_names(counts: Mapping[str, int]) -> Iterator[WarningMessage]
 
 
 def match_misspelled_names(counts: Mapping[str, int]) -> dict[str, str]:
-    """Return the rare names of ``find_misspelled_names``, each with the name that it may mean."""
+    """Return the probable correct name of each class from ``find_misspelled_names``."""
     matches = {}
     for name, count in counts.items() if len(counts) <= MAX_COMPARED_NAMES else ():
         common = [other for other in counts if counts[other] >= MISSPELLING_RATIO * max(count, 1)]
@@ -205,9 +205,9 @@ def match_misspelled_names(counts: Mapping[str, int]) -> dict[str, str]:
 
 
 def find_templates(train: pandas.DataFrame) -> dict[str, list[str]]:
-    """Return the words that nearly all texts of a class have, and hardly any other, by class.
+    """Return, by class, the words in nearly all of its texts and in hardly any other text.
 
-    A single word, or the name of the class, may be what the texts are about.
+    Ignore single words and class names, because the texts may be about them.
 
     >>> rows = [(f"ticket {n} via Acme", "a") for n in range(10)] + [("a ticket", "b")] * 10
     >>> find_templates(pandas.DataFrame(rows, columns=["text", "label"]))
@@ -234,7 +234,7 @@ def find_templates(train: pandas.DataFrame) -> dict[str, list[str]]:
 def describe_templates(templates: Mapping[str, list[str]]) -> Iterator[WarningMessage]:
     """Yield a finding for each class of ``find_templates``."""
     for name, words in templates.items():
-        finding = f"nearly all texts of {name!r} and hardly any others have: {listed(words)}"
+        finding = f"words in nearly all texts of {name!r} and hardly any others: {listed(words)}"
         remedy = "remove these words if they are a signature, a footer or a template"
         yield WarningMessage(finding, remedy)
 
@@ -242,7 +242,7 @@ def describe_templates(templates: Mapping[str, list[str]]) -> Iterator[WarningMe
 def describe_lengths(
     lengths: NDArray[np.int64], *, max_length: int | None = None
 ) -> dict[str, float]:
-    """Describe the tokens of texts, of shape [rows], and how many a maximum truncates."""
+    """Summarize token counts of shape [rows], and how many texts a maximum truncates."""
     p50, p95, p99 = np.percentile(lengths, (50, 95, 99)).tolist()
     longest = int(lengths.max())
     described = {"mean": float(lengths.mean()), "p50": p50, "p95": p95, "p99": p99, "max": longest}
@@ -253,7 +253,7 @@ def describe_lengths(
 
 
 def suggest_max_length(lengths: NDArray[np.int64], *, max_tokens: int) -> int:
-    """Return the smallest multiple of 8 that cuts no text, or 0.5% of them if a few are long.
+    """Return the smallest multiple of 8 that truncates no text, or 0.5% of them if a few are long.
 
     >>> suggest_max_length(np.array([13, 22, 41]), max_tokens=512)
     48
@@ -273,17 +273,17 @@ def suggest_model(
     """Suggest another model if the vocabulary does not cover the language of the texts."""
     share = unknown_tokens / max(tokens, 1)
     if share > MAX_UNKNOWN:
-        finding = f"{share:.0%} of the tokens are not in the vocabulary of the model"
+        finding = f"{share:.0%} of the tokens are not in the model's vocabulary"
     elif _are_spelled(tokenizer, texts):
-        finding = "the vocabulary of the model has only single letters of the script of the texts"
+        finding = "for this script, the model's vocabulary contains only single letters"
     else:
         return None
-    model = f"use --model {MULTILINGUAL_MODEL}, or another model for the language of the texts"
+    model = f"use --model {MULTILINGUAL_MODEL}, or another model for this language"
     return WarningMessage(finding, model)
 
 
 def _are_spelled(tokenizer: "PreTrainedTokenizerFast", texts: pyarrow.ChunkedArray) -> bool:
-    """Return whether most words are in another script, and their tokens mostly single letters.
+    """Return whether most words are in another script and tokenized as single letters.
 
     In Chinese and Japanese one token per letter is normal; several are bytes of unknown letters.
     """
@@ -307,7 +307,7 @@ def _are_spelled(tokenizer: "PreTrainedTokenizerFast", texts: pyarrow.ChunkedArr
 def suggest_changes(
     report: Mapping[str, Mapping[str, Any]], *, lengths: Lengths | None
 ) -> list[WarningMessage]:
-    """Return suggestions for the user; ``lengths`` is ``None`` without a tokenizer."""
+    """Return suggestions for the user. ``lengths`` is None without a tokenizer."""
     classes = report["classes"]["train"]
     changes = [*find_imbalance(classes)]
     changes += find_misspelled_names(classes)
@@ -325,6 +325,6 @@ def suggest_changes(
     if lengths and lengths.beyond_model:
         share = lengths.beyond_model / report["rows"]["train"]
         long = f"training texts longer than the model can read at once: {lengths.beyond_model:,}"
-        remedy = "use --long-texts windows, which reads whole texts, or shorten those of pairs"
+        remedy = "use --long-texts windows, which reads whole texts, or shorten sentence pairs"
         changes.append(WarningMessage(f"{long} ({share:.1%})", remedy))
     return changes

@@ -1,4 +1,4 @@
-"""Classes that options declare: their names and descriptions, and whether a table has labels."""
+"""Classes declared by options: names and descriptions, and whether a table has labels."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,15 +16,15 @@ from finetune.errors import DataError, DataUnreadableError, UsageError
 from finetune.events import Info, emit
 from finetune.tasks.labels import is_number, listed, name_as_text, name_classes
 
-# Titles of the column of classes, besides those of labels.
+# Titles of the class column, besides those of label columns.
 _CLASS_TITLES = frozenset((*NAMES["label"], "name", "class_name"))
 _TEXT_TITLES = frozenset((*NAMES["text"], "description", "descriptions", "example", "examples"))
-# A column with at least this share of the classes of --classes has the labels.
+# A column that contains at least this fraction of the --classes is the label column.
 MIN_SHARE = 0.5
 
 
 def declared_classes(options: DataConfig) -> list[str]:
-    """Return the classes of ``--classes``, or else of ``--class-descriptions``; none without."""
+    """Return the classes from ``--classes`` or ``--class-descriptions``, in this order."""
     path, names = options.class_descriptions, list[str]()
     if options.classes is not None:
         names = [*filter(None, name_classes(options.classes.split(",")).values())]
@@ -33,39 +33,39 @@ def declared_classes(options: DataConfig) -> list[str]:
     else:
         return []
     if len({*names}) < 2:
-        remedy = "name all classes, such as --classes billing,refund"
+        remedy = "list all classes, such as --classes billing,refund"
         raise UsageError(f"{options.classes or path!r} has fewer than two classes", remedy=remedy)
     return [*dict.fromkeys(names)]
 
 
 def describe_classes(classes: Sequence[str], options: DataConfig) -> tuple[list[str], list[str]]:
-    """Return the descriptions of classes, and the class of each.
+    """Return class descriptions, and the class of each.
 
-    They come from a file, which may have several for a class. Other classes are described by their
+    They come from a file, which can contain several per class. Other classes are described by their
     name.
     """
     path = options.class_descriptions
     rows = _read(path, classes) if path is not None else []
     if wrong := [name for name in dict.fromkeys(name for name, _ in rows) if name not in classes]:
         raise DataError(
-            f"{path} should have a class and its description in each row; these are not classes of"
-            f" the data: {listed(wrong)}",
-            remedy=f"correct these rows, or declare all classes with --classes; the classes are"
+            f"each row of {path} should contain a class and its description; these are not classes"
+            f" in the data: {listed(wrong)}",
+            remedy=f"fix these rows, or declare all classes with --classes; the classes are"
             f" {listed(classes)}",
         )
     rows = [(name, text) for name, text in rows if text]
     others = [name for name in classes if name not in dict(rows)]
     if path is not None and others:
-        emit(Info(f"classes without a description, which keep their name: {listed(others)}"))
+        emit(Info(f"classes without a description, described by their name: {listed(others)}"))
     rows += [(name, name_as_text(name)) for name in others]
     rows.sort(key=lambda row: classes.index(row[0]))
     return [text for _, text in rows], [name for name, _ in rows]
 
 
 def _read(path: str, classes: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the rows of a file: a class, and a description, which may be empty.
+    """Read the rows of a file: a class, and a description, which can be empty.
 
-    The column of classes is the one with most of ``classes``, else by its title, else the first.
+    The class column is the column with most of ``classes``, else by its title, else the first.
     """
     columns = _read_columns(path)
     titles = [plain_name(column[0]) if column else "" for column in columns]
@@ -87,12 +87,12 @@ def _read(path: str, classes: Sequence[str]) -> list[tuple[str, str]]:
     ]
     if not described:
         remedy = "write a class and its description in each row"
-        raise DataError(f"{path} has no classes", remedy=remedy)
+        raise DataError(f"no classes in {path}", remedy=remedy)
     return [*dict.fromkeys(described)]
 
 
 def _read_columns(name: str) -> list[list[str]]:
-    """Return the columns of a table without a header, or the lines of another file."""
+    """Return the columns of a table, including its header, or the lines of another file."""
     path = Path(name).expanduser()
     try:
         return read_class_columns(path)
@@ -104,19 +104,19 @@ def _read_columns(name: str) -> list[list[str]]:
 
 
 def has_labels(source: SourceTable, classes: Sequence[str], options: DataConfig) -> bool:
-    """Return whether a table has labels; DataError if they are not among ``--classes``."""
+    """Return whether a table has labels. Raise DataError if they are not among ``--classes``."""
     columns, _ = source.texts()
     if options.label_column is not None:
         named = columns_named(options.label_column, [*columns])
-        # A column that is missing is an error of the table.
+        # A missing column is reported when the table is read.
         return any(n not in columns or pc.any(pc.not_equal(columns[n], "")).as_py() for n in named)
     names, least = [*classes], MIN_SHARE
     if options.classes is None:
-        # The file of descriptions may lack most classes of the table, in any of its columns.
+        # The descriptions file may lack most classes of the table, in any of its columns.
         columns_of_file = _read_columns(options.class_descriptions or "")
         names += [cell for column in columns_of_file for cell in column if not is_number(cell)]
         least = 0.0
-    # Labels in another case are an error of the table.
+    # Labels with different case are reported when the table is read.
     known = pyarrow.array([name.lower() for name in names], "string")
     for name, column in columns.items():
         cells = pc.utf8_trim_whitespace(column)
@@ -129,7 +129,8 @@ def has_labels(source: SourceTable, classes: Sequence[str], options: DataConfig)
                 return True
             others = listed(pc.unique(cells.filter(pc.invert(is_class))).to_pylist())
             raise DataError(
-                f"column {name!r} of {source.path} has other classes than --classes: {others}",
+                f"column {name!r} of {source.path} contains classes that --classes doesn't list:"
+                f" {others}",
                 remedy="drop --classes to train on these labels, or remove the column",
             )
     return False

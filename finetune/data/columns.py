@@ -1,4 +1,4 @@
-"""Finds the columns of a table with texts, sentence pairs and labels."""
+"""Finds the columns of a table that contain texts, sentence pairs and labels."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from finetune.tasks.labels import distinct_values, is_number, map_values
 
 # Used instead of the name of a split column.
 NO_COLUMN = "none"
-# The fields of DataConfig that name columns.
+# DataConfig fields that select columns.
 TEXT, PAIR, LABEL = OPTIONS = ("text_column", "text_pair_column", "label_column")
 NAMES = {kind: tuple(words.split()) for kind, words in WORDS["columns"].items()}
 TEXT_NAMES, RATINGS, ID_NAMES = NAMES["text"], NAMES["rating"], NAMES["id"]
@@ -31,12 +31,12 @@ FLAG_WORDS = OTHER_WORDS | {*NAMES["flag"]}
 PAIRS = [pair.split("+") for pair in NAMES["pairs"]]
 # Minimum mean characters of a text. Shorter values are codes, or classes if they repeat.
 MIN_CHARACTERS, MAX_CLASS_CHARACTERS, MAX_LABEL = 3, 30, 60
-# A second text column is ignored without an error only if its texts are shorter than this, with or
+# A second text column is silently ignored only if its texts are shorter than this, with or
 # without the name of a text column.
 MAX_CHARACTERS_LEFT_OUT, MAX_CHARACTERS_LEFT_OUT_UNNAMED = 15, 40
 SAMPLE_ROWS, PIECE_ROWS = 10_000, 2**14
 MAX_BYTES = 2**24
-# Minimum numbers of indicator columns. Two columns may be something else.
+# Minimum number of indicator columns. Two columns may be something else.
 MIN_INDICATORS, MANY_INDICATORS = 3, 6
 YES, NO = (frozenset(WORDS["marks"][kind].split()) for kind in ("yes", "no"))
 # An indicator column has at most this many distinct values, a column of class codes at most 20.
@@ -46,7 +46,7 @@ BLANK = frozenset({"", "nan", "<na>", "none", "null"})
 # Minimum ratio of the best score to the second best, with and without a known name.
 CLEAR_LEAD, CLEAR_LEAD_UNNAMED = 2.0, 3.0
 MAX_CANDIDATES = 5
-# Several columns of classes rarely have the same class twice in a row, unlike those of votes.
+# Several class columns rarely contain the same class twice in a row, unlike columns of votes.
 MAX_REPEATS = 0.1
 ADD_LABELS = WORDS["remedies"]["labels"]
 
@@ -60,7 +60,7 @@ class OtherData(DataConfig):
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """Statistics of a column; ``characters`` is the mean length of values that are not empty."""
+    """Column statistics. ``characters`` is the mean length of non-empty values."""
 
     name: str
     rows: int
@@ -71,7 +71,7 @@ class ColumnProfile:
 
     @classmethod
     def of(cls, column: pyarrow.ChunkedArray, name: str) -> "ColumnProfile":
-        """Return the profile of a column; value patterns come from its first values."""
+        """Compute the profile of a column. Value patterns come from its first values."""
         sample = column.slice(0, SAMPLE_ROWS)
         sample = sample.filter(pc.not_equal(sample, ""))
         patterns = {
@@ -87,33 +87,33 @@ class ColumnProfile:
 
     @property
     def is_quantity(self) -> bool:
-        """Whether it has numbers other than row numbers."""
+        """Whether the column contains numbers other than row numbers."""
         are_longer = self.characters > len(str(self.rows))
         return "number" in self.patterns and (self.distinct < self.rows or are_longer)
 
     @property
     def is_key(self) -> bool:
-        """Whether it has whole numbers or short codes with digits."""
+        """Whether the column contains whole numbers or short codes with digits."""
         is_code = "integer" in self.patterns or {"number", "date", "key"} & self.patterns == {"key"}
         return is_code and self.characters <= MAX_ID
 
     @property
     def recurs(self) -> bool:
-        """Whether it has few distinct values."""
+        """Whether the column has few distinct values."""
         return 2 <= self.distinct <= max(2, self.rows // 3) and self.distinct < self.rows
 
 
 def _name_factor(column: ColumnProfile, names: Sequence[str]) -> float:
-    """Return a factor for how well the name of a column fits texts or labels."""
+    """Return a factor for how well a column name fits texts or labels."""
     plain, words = plain_name(column.name), _words_of(column.name)
     if plain in names:
-        # A table with a target column may also have a rating or a score with another meaning.
+        # A table with a target column can also have a rating or a score with another meaning.
         return {names[0]: 1000.0, "target": 12.0, "stance": 12.0}.get(plain, 6.0)
     return (4.0 if words & set(names) else 1.0) * (0.2 if words & OTHER_WORDS else 1.0)
 
 
 def _score_text(column: ColumnProfile) -> float:
-    """Return how much a column looks like texts; 0 if it does not."""
+    """Score how much a column looks like texts. 0 means not at all."""
     is_key = bool(column.patterns & {"number", "date", "key"}) or column.characters < MIN_CHARACTERS
     is_class = column.recurs and column.characters <= MAX_CLASS_CHARACTERS
     is_named = plain_name(column.name) in TEXT_NAMES
@@ -124,14 +124,14 @@ def _score_text(column: ColumnProfile) -> float:
 
 
 def _score_label(column: ColumnProfile) -> float:
-    """Return how much a column looks like labels; 0 if it does not."""
+    """Score how much a column looks like labels. 0 means not at all."""
     is_long, is_named = column.characters > MAX_LABEL, plain_name(column.name) in LABEL_NAMES
     is_text = is_long and not column.recurs and not column.patterns
     is_other = not column.recurs or is_long or bool(column.patterns & {"date", "split"})
     if is_text or (is_other and not is_named):
         return 0.0
     is_number = "number" in column.patterns
-    # Numbers in a column with the name of a label score higher than most categories in other
+    # Numbers in a column with a label name score higher than most categories in other
     # columns.
     classes = min(column.distinct or 1, 24 if is_number and is_named else column.rows)
     factor = _name_factor(column, LABEL_NAMES)
@@ -156,28 +156,28 @@ def _may_be_meant_too(option: str, other: ColumnProfile, best: ColumnProfile) ->
 
 @dataclass(frozen=True)
 class ChosenColumn:
-    """A column, or several that are read as one, and the reason for the choice."""
+    """A column, or several read as one, and the reason for the choice."""
 
     names: tuple[str, ...]
     reason: str
 
     @property
     def name(self) -> str:
-        """Its name or names, in the form that options accept."""
+        """The column names, in the format that options accept."""
         return ",".join(self.names)
 
     def __str__(self) -> str:
-        """Return the choice for a message."""
+        """Format the choice for a message."""
         return f"{self.name!r} ({self.reason})"
 
 
-# The chosen columns, by the options that name them.
+# The chosen columns, by option.
 Columns = dict[str, ChosenColumn]
 
 
 @contextmanager
 def describing(left_out: Mapping[str, str]) -> Iterator[None]:
-    """Describe the columns that were left out in errors, because the user may mean one of them."""
+    """Add the ignored columns to errors, because the user may mean one of them."""
     try:
         yield
     except DataError as error:
@@ -192,20 +192,20 @@ def describing(left_out: Mapping[str, str]) -> Iterator[None]:
 def choose_columns(
     columns: pyarrow.Table, options: DataConfig, *, table: str, wanted: Sequence[str] = OPTIONS
 ) -> Columns:
-    """Return the columns from the options; others are guessed from names and values.
+    """Choose the columns set by options, and guess the others from names and values.
 
-    If labels are ``wanted``, the second text column may be missing from the result.
+    If labels are ``wanted``, the second text column can be missing from the result.
     """
     names = columns.column_names
     if LABEL in wanted and len(names) < 2:
-        content = f"one column, {names[0]!r}, and no labels" if names else "no columns of text"
+        content = f"one column, {names[0]!r}, and no labels" if names else "no text columns"
         raise DataError(f"{table} has {content}", remedy=ADD_LABELS)
     chosen = _named_columns(options, names, table=table, wanted=wanted)
     if PAIR in wanted and TEXT not in chosen:
         chosen |= _find_pair(names, pair=chosen.get(PAIR), label=chosen.get(LABEL))
     if PAIR in wanted and PAIR not in chosen and LABEL not in wanted:
         raise DataNotFoundError(
-            f"the model reads sentence pairs, but no columns of {table} have the names of a pair",
+            f"the model reads sentence pairs, but no column names in {table} look like a pair",
             remedy=f"set --text-column and --text-pair-column; the columns are: {_listed(names)}",
         )
     missing = [option for option in (LABEL, TEXT) if option in wanted and option not in chosen]
@@ -217,15 +217,15 @@ def choose_columns(
     profiles = [ColumnProfile.of(sample[name], name) for name in names]
     is_only = len(names) == 1 and missing == [TEXT] and plain_name(names[0]) not in ID_NAMES
     if is_only and "number" not in profiles[0].patterns:
-        return {TEXT: ChosenColumn((names[0],), "it is the only candidate")}
+        return {TEXT: ChosenColumn((names[0],), "the only candidate")}
     tags = [column.name for column in profiles if "tag" in column.patterns and column.distinct > 1]
     if tags and len(missing) > 1:
         raise DataError(
-            f"the rows of {table} are single tokens, with tags in {tags[0]!r}, and not texts",
-            remedy="write a whole text and its class in each row",
+            f"{table} looks like token-level (NER) data: one token per row, tags in {tags[0]!r}",
+            remedy="write a whole text and its class in each row; tagging tokens is not supported",
         )
     if LABEL in missing and (several := find_indicators(columns, profiles)):
-        chosen[LABEL] = ChosenColumn(several, "a column for each class")
+        chosen[LABEL] = ChosenColumn(several, "one column per class")
     for option in missing:
         used = {name for column in chosen.values() for name in column.names}
         free = [column for column in profiles if column.name not in used]
@@ -240,22 +240,22 @@ def choose_columns(
 def _guess_label(
     sample: pyarrow.Table, free: Sequence[ColumnProfile], options: DataConfig, *, table: str
 ) -> ChosenColumn:
-    """Return the label column: numbers for regression, otherwise classes, by name if possible."""
+    """Guess the label column: numbers for regression, otherwise classes, by name if possible."""
     if options.task == "regression":
         free = [column for column in free if column.is_quantity] or free
         return _guess(LABEL, free, table=table)
     names_of = _find_names(sample, free)
-    # If a column of numbers has a column of their names, only the better label column counts.
+    # If class numbers and their names are in two columns, use only the better label column.
     left_out = {min(pair, key=_score_label).name for pair in names_of.items()}
     guess = _guess(LABEL, [column for column in free if column.name not in left_out], table=table)
     for number, name in names_of.items():
         if guess.name in (number.name, name.name):
-            return ChosenColumn((name.name,), f"the names of the numbers in {number.name!r}")
+            return ChosenColumn((name.name,), f"class names of {number.name!r}")
     return guess
 
 
 def columns_named(name: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns of an option: names, or numbers from 1, separated by commas.
+    """Parse the columns of an option: names or numbers from 1, separated by commas.
 
     >>> columns_named("body,1", ["title", "body"]), columns_named("a,b", ["a,b"])
     (('body', 'title'), ('a,b',))
@@ -268,7 +268,7 @@ def columns_named(name: str, names: Sequence[str]) -> tuple[str, ...]:
 def _named_columns(
     options: DataConfig, names: Sequence[str], *, table: str, wanted: Sequence[str]
 ) -> Columns:
-    """Return the column set by each option, or else the column of the run if it exists."""
+    """Return the column set by each option, otherwise the column of the run if it exists."""
     earlier = getattr(options, "earlier_columns", {})
     requested = {option: getattr(options, option) for option in wanted}
     columns: Columns = {}
@@ -278,14 +278,14 @@ def _named_columns(
             if {*known} <= {*names} and earlier[option] not in requested.values():
                 columns[option] = ChosenColumn(known, "as in the run")
             continue
-        columns[option] = ChosenColumn(columns_named(name, names), f"as {flag_of(option)} sets it")
+        columns[option] = ChosenColumn(columns_named(name, names), f"set by {flag_of(option)}")
         if unknown := [column for column in columns[option].names if column not in names]:
             folded = {known.casefold(): known for known in names}
             near = get_close_matches(unknown[0].casefold(), folded, n=1)
             guess = f"did you mean {folded[near[0]]!r}? " if near else ""
             raise DataNotFoundError(
-                f"{table} has no column {unknown[0]!r} of texts or numbers",
-                remedy=f"{guess}{flag_of(option)} takes one of: {_listed(names)}",
+                f"{table} has no column {unknown[0]!r} with texts or numbers",
+                remedy=f"{guess}{flag_of(option)} accepts: {_listed(names)}",
             )
     for option, other in combinations(columns, 2):
         if columns[option].names == columns[other].names:
@@ -297,19 +297,19 @@ def _named_columns(
 def _find_pair(
     names: Sequence[str], *, pair: ChosenColumn | None, label: ChosenColumn | None
 ) -> Columns:
-    """Return two columns with names of a sentence pair; the second may be set by an option."""
+    """Find two columns named like a sentence pair. An option can set the second one."""
     free = [name for name in reversed(names) if label is None or name not in label.names]
     plain = {re.sub(r"[\W_]", "", name).casefold(): name for name in free}
     for first_name, second_name in PAIRS:
         first, second = plain.get(first_name), plain.get(second_name)
         if first and second and (pair is None or pair.name == second):
-            reason = f"{first!r} and {second!r} are names of pairs; --text-column reads one text"
+            reason = f"{first!r} and {second!r} look like a pair; --text-column reads one text"
             return {TEXT: ChosenColumn((first,), reason), PAIR: ChosenColumn((second,), reason)}
     return {}
 
 
 def join_texts(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.ChunkedArray:
-    """Return the texts of a column, or of several joined by line breaks."""
+    """Return the texts of a column, or of several columns joined by line breaks."""
     if len(names) == 1:
         return columns[names[0]]
     joined = pc.binary_join_element_wise(*(columns[name] for name in names), "\n")
@@ -317,7 +317,7 @@ def join_texts(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.ChunkedA
 
 
 def read_labels(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.ChunkedArray:
-    """Return labels: cells of one column, or JSON lists from several; empty if unlabeled.
+    """Return labels: cells of one column, or JSON lists from several. Unlabeled cells are empty.
 
     Several columns are indicators, such as 0 and 1, or contain one class each. If there are marks
     for no, a row with a blank cell is unlabeled; otherwise, a row with only blank cells.
@@ -331,9 +331,9 @@ def read_labels(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.Chunked
     is_unclear |= most > max(MAX_CODES, len(columns) // 3) or _are_amounts(columns.select(names))
     if not are_indicators and is_unclear:
         raise DataError(
-            f"the columns {_listed(names)} have neither a mark, such as 1 or x, nor a class in each"
-            " row",
-            remedy="set --label-column to one column, or to a column for each class;"
+            f"the columns {_listed(names)} contain neither a mark, such as 1 or x, nor a class in"
+            " each row",
+            remedy="set --label-column to one column, or to one column per class;"
             f" {_of_votes(names)}",
         )
     is_blank, items = [], []
@@ -348,7 +348,7 @@ def read_labels(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.Chunked
 
 
 def _are_amounts(columns: pyarrow.Table) -> bool:
-    """Return whether columns have numbers that are votes or ratings, and not classes or marks."""
+    """Return whether columns contain votes or ratings rather than classes or marks."""
     cells = [pc.utf8_rtrim(column, "% ") for column in columns.columns]
     distinct = {cell: cell.replace(",", ".") for cell in distinct_values(cells)}
     numbers = {cell: float(number) for cell, number in distinct.items() if is_number(number)}
@@ -365,19 +365,19 @@ def _are_amounts(columns: pyarrow.Table) -> bool:
 
 
 def _of_votes(names: Sequence[str]) -> str:
-    """Return how to make labels of a column of votes for each class."""
+    """Return advice for converting vote columns to labels."""
     return f"for votes, write the class with the most: in pandas, frame[{[*names]}].idxmax(axis=1)"
 
 
 def say_no(columns: pyarrow.Table, names: Sequence[str]) -> bool:
-    """Return whether columns have yes and no marks, so that a blank cell is missing."""
+    """Return whether columns contain both yes and no marks, so blank cells are missing values."""
     cells = distinct_values(columns[name] for name in names)
     marks = {name: _marks_in(columns[name]) for name in names}
     return any(_plain(cell) in NO for cell in cells) and _are_indicators(marks)
 
 
 def _item_of(value: str, *, name: str | None) -> str:
-    """Return the class of a cell: the name of its column, or its value."""
+    """Return the class in a cell: the column name or the value."""
     plain = _plain(value)
     if plain in BLANK or (plain in NO and (name is not None or plain in "-–")):
         return ""
@@ -403,9 +403,9 @@ def _are_indicators(marks: Mapping[str, set[str]]) -> bool:
 
 
 def find_indicators(columns: pyarrow.Table, profiles: Sequence[ColumnProfile]) -> tuple[str, ...]:
-    """Return adjacent indicator columns that are labels, or none if there are too few.
+    """Return adjacent indicator columns that contain labels, or none if there are too few.
 
-    Some rows must have no mark or several. A few indicators are not labels if another column may
+    Some rows must have no mark or several. A few indicators are not labels if another column could
     be the label.
     """
     if any(plain_name(name) in LABEL_NAMES for name in columns.column_names):
@@ -438,7 +438,7 @@ def find_indicators(columns: pyarrow.Table, profiles: Sequence[ColumnProfile]) -
 def _find_names(
     columns: pyarrow.Table, profiles: Sequence[ColumnProfile]
 ) -> dict[ColumnProfile, ColumnProfile]:
-    """Return columns of class numbers, each with the column that contains the class names."""
+    """Return columns of class numbers, each with the column of their class names."""
     names_of: dict[ColumnProfile, ColumnProfile] = {}
     for number in profiles:
         for name in profiles if "integer" in number.patterns and number.recurs else ():
@@ -456,7 +456,7 @@ def _words_of(name: str) -> set[str]:
 
 
 def find_ids(columns: pyarrow.Table) -> str | None:
-    """Return the column of ids: from its name, or because each row has its own, such as T-0815."""
+    """Find the ID column: by its name, or because each row has its own value, such as T-0815."""
     names: list[str] = columns.column_names
     if known := [name for name in names if plain_name(name) in ID_NAMES]:
         return known[0]
@@ -468,7 +468,7 @@ def find_ids(columns: pyarrow.Table) -> str | None:
 
 
 def plain_name(name: str) -> str:
-    """Return a column's name in lower case, with underscores."""
+    """Return a column name in lower case, with underscores."""
     # Tables with gold_label also have label1, label2 and so on, from individual annotators.
     return re.sub(r"[\s-]", "_", name.strip().casefold()).removeprefix("gold_")
 
@@ -476,7 +476,7 @@ def plain_name(name: str) -> str:
 def _guess(
     option: str, profiles: Sequence[ColumnProfile], *, table: str, may_be_pair: bool = False
 ) -> ChosenColumn:
-    """Return the column that looks most like texts or labels."""
+    """Guess the column that looks most like texts or labels."""
     score, names = {TEXT: (_score_text, TEXT_NAMES), LABEL: (_score_label, LABEL_NAMES)}[option]
     flag = flag_of(option)
     scores = {column: score(column) for column in profiles}
@@ -485,11 +485,11 @@ def _guess(
         scores |= {column: factor for column, factor in numbers.items() if factor >= 1}
     best = max(profiles, key=scores.__getitem__, default=None)
     if best is None or not scores[best]:
-        add = ADD_LABELS if option == LABEL else "write texts and classes in a column each"
+        add = ADD_LABELS if option == LABEL else "write texts and classes in separate columns"
         listed = _listed(column.name for column in profiles)
         raise DataNotFoundError(
             f"no column of {table} looks like {names[0]}s",
-            remedy=f"choose them with {flag} from {listed}, or {add}",
+            remedy=f"choose one with {flag}: {listed}; or {add}",
         )
     is_named = option == TEXT or plain_name(best.name) in names
     lead = CLEAR_LEAD if is_named else CLEAR_LEAD_UNNAMED
@@ -503,7 +503,7 @@ def _guess(
         others = len(close) - MAX_CANDIDATES
         first = [column.name for column in close[:MAX_CANDIDATES]]
         listed = _listed(first) + (f" and {others} others" if others > 0 else "")
-        joined = "to be joined" if option == TEXT else "with a class or a mark in each"
+        joined = "that belong together" if option == TEXT else "with a class or a mark in each"
         remedy = f"choose one with {flag}, or several {joined}: {flag} {','.join(first)}"
         if all("number" in column.patterns for column in close) and close[0].distinct > 2:
             remedy = f"choose one with {flag}; {_of_votes(first)}"
@@ -512,11 +512,11 @@ def _guess(
             remedy += f", or, for sentence pairs: {pair}"
         raise UsageError(f"can't tell which column is the {names[0]}: {listed}", remedy=remedy)
     if _name_factor(best, names) > 1:
-        reason = "its name says so"
+        reason = "by its name"
     elif option == LABEL:
-        reason = f"{best.rows:,} rows have {best.distinct:,} different values"
+        reason = f"{best.distinct:,} different values in {best.rows:,} rows"
     else:
-        reason = f"its values have {best.characters:,.0f} characters on average"
+        reason = f"values with {best.characters:,.0f} characters on average"
     return ChosenColumn((best.name,), reason)
 
 

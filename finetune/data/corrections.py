@@ -1,4 +1,4 @@
-"""Corrected labels: decisions on suspects of an audit, and a map of class names."""
+"""Corrects labels: applies decisions on audit suspects, and a map of class names."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,9 +25,9 @@ Labels = Mapping[str, pyarrow.ChunkedArray]
 
 
 def correct_labels(loaded: LoadedData, options: DataConfig) -> LoadedData:
-    """Return the data with the decisions of ``corrections``, then the names of ``label_map``.
+    """Apply the decisions in ``corrections``, then the new names in ``label_map``.
 
-    Classes that lose all their rows are left out.
+    Classes that lose all their rows are dropped.
     """
     task, splits = loaded.task, dict[str, pyarrow.Table]()
     columns: Labels = {split: task.decode(rows["label"]) for split, rows in loaded.splits.items()}
@@ -55,7 +55,7 @@ def _classes_in(columns: Labels) -> set[str]:
 
 
 def _rename(column: pyarrow.ChunkedArray, names: Mapping[str, str]) -> pyarrow.ChunkedArray:
-    """Return labels with other names; a label without a name is empty."""
+    """Rename labels. A label without a new name becomes empty."""
     renamed = map_values(column, lambda name: names.get(name) or None)
     if not pyarrow.types.is_list(column.type) or all(names.values()):
         return renamed
@@ -64,17 +64,17 @@ def _rename(column: pyarrow.ChunkedArray, names: Mapping[str, str]) -> pyarrow.C
 
 
 def read_class_columns(path: Path) -> list[list[str]]:
-    """Return the columns of a table without a header, whose cells may be classes."""
+    """Read the columns of a table, including its header, whose cells can be classes."""
     with muted():
         table = read_file(path, DataConfig(header=False)).columns.to_pydict()
     return [[*map(name_classes(cells).__getitem__, cells)] for cells in table.values()]
 
 
 def _read_label_map(path: Path, names: Collection[str]) -> dict[str, str]:
-    """Return the new name of each renamed class, empty if its rows lose it."""
+    """Read the new name of each renamed class. An empty name drops the label."""
     cells = read_class_columns(path)
     if len(cells) < 2:
-        raise DataError(f"{path} has one column", remedy="write label,new name in each row")
+        raise DataError(f"{path} has only one column", remedy="write label,new name in each row")
     new = dict(zip(*cells[:2], strict=True))
     unknown = {*new} - {*names, "label"}
     missing = f"; no row has {listed(sorted(unknown))}" if unknown else ""
@@ -86,13 +86,13 @@ def _read_label_map(path: Path, names: Collection[str]) -> dict[str, str]:
 
 
 def read_decisions(path: Path, classes: Collection[str] = ()) -> list[dict[str, str]]:
-    """Return the rows of a file of suspects that have a decision; ``KEEP`` in any case."""
+    """Return the rows of a suspects file with a decision, with ``KEEP`` in any case."""
     with muted():
         table = read_file(path, DataConfig()).columns
     if missing := [name for name in ("decision", "row", "text") if name not in table.column_names]:
         raise DataError(
             f"{path} has no column {missing[0]!r}",
-            remedy="use suspects.csv of finetune data audit, and fill in its column decision",
+            remedy="use suspects.csv from finetune data audit, and fill in its `decision` column",
         )
     rows = [row | {"decision": row["decision"].strip()} for row in table.to_pylist()]
     for row in rows:
@@ -102,12 +102,12 @@ def read_decisions(path: Path, classes: Collection[str] = ()) -> list[dict[str, 
 
 
 def decision_key(text: str, label: Any) -> tuple[str, str]:
-    """Return what identifies a labeled text, in a table and in a file of suspects."""
+    """Return a key for a labeled text that is the same in a table and in a suspects file."""
     return " ".join(text.split()), format_cell(label).casefold()
 
 
 def _parse_decisions(rows: Sequence[Mapping[str, str]], task: Task) -> list[Any]:
-    """Return the decided labels, None for rows to drop; the case of classes does not matter."""
+    """Parse the decided labels, None for rows to drop. Class names are case-insensitive."""
     changed = [row["decision"] for row in rows if row["decision"] != DROP]
     [parsed] = task.parse([pyarrow.chunked_array([changed], "string")])
     if known := task.class_names:
@@ -121,9 +121,9 @@ def _parse_decisions(rows: Sequence[Mapping[str, str]], task: Task) -> list[Any]
 
 
 def _decide(loaded: LoadedData, path: Path, columns: Labels, *, is_other: bool) -> Labels:
-    """Return the labels with the decisions of a file; the label of a dropped row is null.
+    """Apply the decisions of a file to labels. The label of a dropped row becomes null.
 
-    In other data than the audited data, some rows may be missing.
+    In data other than the audited data, rows may be missing.
     """
     task = loaded.task
     rows = [row for row in read_decisions(path, task.class_names) if row["decision"] != KEEP]
@@ -131,7 +131,7 @@ def _decide(loaded: LoadedData, path: Path, columns: Labels, *, is_other: bool) 
     names = {name for label in decided for name in np.atleast_1d(label).tolist()} - {None}
     if not is_other and task.class_names and (unknown := names - {*task.class_names}):
         raise DataError(
-            f"{path}: the decision {min(unknown)!r} is not a class of the data",
+            f"{path}: the decision {min(unknown)!r} is not a class in the data",
             remedy=f"write {KEEP}, {DROP} or a class: {listed(task.class_names)}",
         )
     labels = {split: column.to_pylist() for split, column in columns.items()}
@@ -141,14 +141,14 @@ def _decide(loaded: LoadedData, path: Path, columns: Labels, *, is_other: bool) 
         if not places and not is_other:
             decision = f"row {row['row']} of {row.get('split', 'train')} ({row['text'][:60]!r})"
             raise DataError(
-                f"{path} decides on {decision}, which is not in the data with this text",
+                f"{path} contains a decision on {decision}, but the data has no row with this text",
                 remedy="run finetune data audit again, and fill in the new suspects.csv",
             )
         for split, place in places:
             labels[split][place] = label
             changed[label is None] += 1
     counts = f"{changed[False]:,} rows changed, {changed[True]:,} rows dropped"
-    emit(Info(f"{path}: the labels of {counts}"))
+    emit(Info(f"{path}: {counts}"))
     return {
         split: pyarrow.chunked_array([labels[split]], column.type)
         for split, column in columns.items()
@@ -158,7 +158,7 @@ def _decide(loaded: LoadedData, path: Path, columns: Labels, *, is_other: bool) 
 def _find(
     loaded: LoadedData, rows: Sequence[Mapping[str, str]], labels: Mapping[str, list[Any]]
 ) -> Iterator[list[tuple[str, int]]]:
-    """Yield the places of each row: with its text and label, if possible also with its number.
+    """Yield the positions of each row with its text and label and, if possible, its number.
 
     Rows may have moved since the audit, and the audited run may have held out a split.
     """

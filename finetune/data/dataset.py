@@ -1,6 +1,6 @@
-"""Loaded data: a table with the columns text, text_pair, id, row and label for every source.
+"""Loaded data: a table with columns text, text_pair, id, row and label for every source.
 
-Rows are held out for validation and test, seeded, in the proportions of strata, without leaks.
+Validation and test rows are held out with a seed, stratified and without leaks.
 """
 
 import hashlib
@@ -28,16 +28,16 @@ from finetune.tokenization.encode import EncodedTexts
 SPLITS = ("train", "validation", "test")
 Splits = dict[str, pyarrow.Table]
 DEFAULT_FRACTION = 0.1
-# Smaller tables get no validation split: a tenth of the rows would choose a model by chance, and
+# Smaller tables get no validation split: 10% of the rows would choose a model by chance, and
 # training needs the rows.
 MIN_ROWS_TO_VALIDATE = 1_000
-# Words with digits, addresses, and punctuation: near duplicates differ only in these.
+# Words with digits, URLs and punctuation. Near duplicates differ only in these.
 VARIABLE = r"[\w.:/#-]*[\p{N}@][\w.@:/#-]*|[^\p{L}\p{M}\s]+"
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """The source of data: a file with its sha256, or a dataset of the Hub at a commit."""
+    """The source of data: a file with its sha256, or a Hub dataset at a commit."""
 
     name: str
     sha256: str | None = None
@@ -46,15 +46,15 @@ class DataSource:
 
 @dataclass(frozen=True)
 class LoadedData:
-    """Splits, including ``train``; for a table also its columns, chosen and all.
+    """Splits, including ``train``. For a table also its columns, chosen and all.
 
-    ``places`` describes a row by its number: ``line 7 of reviews.csv (id 5)``. ``unlabeled`` has
-    texts without a label, in the same columns as a split. ``names`` has a row for each class, with
-    its name or description as the text. If the data has no labels (``has_labels``), these rows are
-    the training split. ``drawn`` has the numbers of the rows that ``finetune label`` drew at
-    random, or None for other tables. Its other rows were chosen because they are hard. If options
-    were guessed from the data, ``events`` has the events that were held back, and ``tokens`` the
-    token ids.
+    ``places`` describes a row by its number: ``line 7 of reviews.csv (id 5)``. ``unlabeled``
+    contains texts without a label, in the columns of a split. ``names`` contains one row per class,
+    with its name or description as the text. If the data has no labels (``has_labels``), these rows
+    are the training split. ``drawn`` lists the row numbers that ``finetune label`` drew at random,
+    or is None for other tables; its other rows were chosen because they are hard. If options were
+    guessed from the data, ``events`` contains the events that were held back, and ``tokens`` the
+    token IDs.
     """
 
     splits: Splits
@@ -77,12 +77,12 @@ class LoadedData:
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns of a table that were read, by option."""
+        """The table columns that were read, by option."""
         return {option: column.name for option, column in self.chosen.items()}
 
 
 class TextColumns(NamedTuple):
-    """The texts of rows, and the second texts of sentence pairs."""
+    """The texts of rows, with the second texts of sentence pairs."""
 
     texts: pyarrow.ChunkedArray
     pairs: pyarrow.ChunkedArray | None = None
@@ -94,7 +94,7 @@ class TextColumns(NamedTuple):
 
     @property
     def joined(self) -> pyarrow.ChunkedArray:
-        """The texts to show or count; the texts of pairs are joined by ``|``."""
+        """The texts to show or count. The two texts of a pair are joined by ``|``."""
         if self.pairs is None:
             return self.texts
         return pc.binary_join_element_wise(self.texts, self.pairs, " | ")
@@ -107,16 +107,16 @@ class TextColumns(NamedTuple):
 
 
 class KnownTokens(NamedTuple):
-    """Whole texts with their token ids, as a model reads them."""
+    """Whole texts with their token IDs, as a model reads them."""
 
     model: str
     texts: pyarrow.ChunkedArray
     encoded: EncodedTexts
 
     def find(self, texts: TextColumns, options: ModelConfig) -> EncodedTexts | None:
-        """Return the token ids of texts.
+        """Return the token IDs of texts.
 
-        Return None if the ids of a text are not known, or if a text exceeds the maximum length.
+        Return None if the IDs of a text are unknown, or if a text exceeds the maximum length.
         """
         if (self.model, None, None) != (options.model, options.revision, options.window_stride):
             return None
@@ -130,9 +130,9 @@ class KnownTokens(NamedTuple):
 def make_dataset(
     texts: Any, labels: Any, *, task: Task, pairs: Any = None, rows: Any = None, ids: Any = None
 ) -> pyarrow.Table:
-    """Return a table of texts and of labels as the task parses them, in Arrow or as strings.
+    """Return a table of texts and of labels parsed by the task, in Arrow or as strings.
 
-    ``rows`` are the numbers of the rows in their table, by default from 1.
+    ``rows`` contains the row numbers in their table, by default from 1.
     """
     columns = {"text": texts, "text_pair": pairs, "id": ids}
     strings = {name: _strings(column) for name, column in columns.items() if column is not None}
@@ -141,7 +141,7 @@ def make_dataset(
 
 
 def with_labels(table: pyarrow.Table, labels: Any, *, task: Task) -> pyarrow.Table:
-    """Return the rows with labels as the task parses them, or with these in place of others."""
+    """Add or replace labels, parsed by the task."""
     others = [name for name in table.column_names if name != "label"]
     return table.select(others).append_column("label", task.encode(labels))
 
@@ -152,14 +152,14 @@ def _strings(values: Any) -> Any:
 
 
 def texts_of(table: pyarrow.Table) -> TextColumns:
-    """Return the texts of rows, or their pairs."""
+    """Return the texts or text pairs of rows."""
     return TextColumns(
         *(table[name] for name in ("text", "text_pair") if name in table.column_names)
     )
 
 
 def update_with_texts(digest: "hashlib._Hash", column: pyarrow.ChunkedArray) -> None:
-    """Add the lengths and bytes of texts to a digest, independent of their chunks."""
+    """Add the lengths and bytes of texts to a digest, independent of Arrow chunks."""
     chunks = [pc.cast(chunk, "large_binary") for chunk in column.chunks if len(chunk)]
     for texts in chunks:
         lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
@@ -171,7 +171,7 @@ def update_with_texts(digest: "hashlib._Hash", column: pyarrow.ChunkedArray) -> 
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system; reading texts frees several times their size."""
+    """Return freed memory to the system. Reading texts frees several times their size."""
     pyarrow.default_memory_pool().release_unused()
     host.return_freed_memory()
 
@@ -179,12 +179,12 @@ def return_freed_memory() -> None:
 def number_texts(
     texts: pyarrow.ChunkedArray, pairs: pyarrow.ChunkedArray | None = None
 ) -> NDArray[np.int64]:
-    """Return the number of each text, in order of appearance; case and spaces do not matter."""
+    """Assign numbers to texts in order of appearance, ignoring case and spaces."""
     return _number(TextColumns(texts, pairs).normal)
 
 
 def mark_near_duplicates(rows: pyarrow.Table, train: pyarrow.Table) -> NDArray[np.bool_]:
-    """Return which rows differ from a training row only in numbers and punctuation: [rows]."""
+    """Mark rows that differ from a training row only in numbers and punctuation: [rows]."""
     parts = {"rows": texts_of(rows).joined, "train": texts_of(train).joined}
     fixed = {
         name: pc.utf8_trim_whitespace(pc.replace_substring_regex(texts, VARIABLE, " "))
@@ -198,7 +198,7 @@ def mark_near_duplicates(rows: pyarrow.Table, train: pyarrow.Table) -> NDArray[n
 def number_splits(
     splits: Mapping[str, Sequence[pyarrow.ChunkedArray]],
 ) -> dict[str, NDArray[np.int64]]:
-    """Return the numbers of the texts, or pairs, of each split; equal texts have one number."""
+    """Assign numbers to the texts or pairs of each split. Equal texts get the same number."""
     tables = [
         pyarrow.table([*columns], ["text", "pair"][: len(columns)]) for columns in splits.values()
     ]
@@ -216,7 +216,7 @@ def _number(normal: TextColumns) -> NDArray[np.int64]:
 
 def _normalize(texts: pyarrow.Array) -> pyarrow.Array:
     normal = pc.ascii_lower(pc.ascii_trim_whitespace(texts))
-    # Arrow folds only the case of ASCII, and is slow at joining words that it split at spaces.
+    # Arrow folds only ASCII case, and is slow at joining words that it split at spaces.
     has_gaps = pc.match_substring_regex(texts, "[[:cntrl:]]|  ")
     is_other = pc.or_(has_gaps, pc.invert(pc.string_is_ascii(texts)))
     others = (" ".join(text.casefold().split()) for text in texts.filter(is_other).to_pylist())
@@ -232,7 +232,7 @@ def _number_values(values: pyarrow.ChunkedArray) -> NDArray[np.int64]:
 
 
 def split_table(table: Splits, options: DataConfig, *, task: Task) -> Splits:
-    """Return ``train``, ``validation`` and ``test``; splits that are missing are held out."""
+    """Return ``train``, ``validation`` and ``test``. Hold out rows for missing splits."""
     _reject_constant(table["train"], task)
     splits = _with_missing_splits(table, options, task=task)
     if options.max_train_samples is not None:
@@ -243,7 +243,7 @@ def split_table(table: Splits, options: DataConfig, *, task: Task) -> Splits:
             is_sampled = sample_rows(_strata_of(train, task), rows=rows, seed=options.split_seed)
         splits["train"] = train.filter(is_sampled)
         _reject_constant(splits["train"], task)
-    # Splits that are held out here share no texts with others.
+    # Splits held out here share no texts with others.
     _warn_of_shared_texts({name: splits[name] for name in SPLITS if name in {"train", *table}})
     return {name: splits[name] for name in SPLITS if name in splits}
 
@@ -251,10 +251,10 @@ def split_table(table: Splits, options: DataConfig, *, task: Task) -> Splits:
 def pool_rows(loaded: LoadedData, *, folds: int, seed: int) -> Splits:
     """Return all rows outside the test split as ``train``, each with its fold, from 1.
 
-    ``example`` is the place of a row in the pool, ``split`` its split, if there are several.
-    DataError for fewer texts than folds. In a table of ``finetune label``, folds have only the rows
-    that were drawn at random, including its test split. The other rows are in fold 0, so that they
-    are always training rows.
+    ``example`` is the position of a row in the pool, ``split`` its split, if there are several.
+    In a table of ``finetune label``, folds contain only randomly drawn rows, including its test
+    split. The other rows are in fold 0, so they are always training rows. Raise DataError for fewer
+    texts than folds.
     """
     table, task, drawn = loaded.splits, loaded.task, loaded.drawn
     names = [name for name in SPLITS if name in table and (name != "test" or drawn is not None)]
@@ -270,13 +270,13 @@ def pool_rows(loaded: LoadedData, *, folds: int, seed: int) -> Splits:
         drawn_rows = (
             f"the {len(tested):,} rows that were drawn at random; the others were chosen {HARD}"
         )
-        emit(Info(f"the folds have {drawn_rows}"))
+        emit(Info(f"the folds contain {drawn_rows}"))
     elif "test" in table:
         rows = len(table["test"])
-        emit(Info(f"the folds don't include the test split: its {rows:,} rows are not used"))
+        emit(Info(f"the {rows:,} rows of the test split are not used: folds exclude them"))
     if (distinct := len(np.unique(texts[tested]))) < folds:
         raise DataError(
-            f"there are {distinct:,} different texts for {folds} folds",
+            f"{distinct:,} different texts are too few for {folds} folds",
             remedy="add rows, or use fewer --folds",
         )
     fold = np.zeros(len(pool), np.int64)
@@ -308,7 +308,7 @@ def find_folds(
 
 
 def split_fold(pool: pyarrow.Table, fold: int, options: DataConfig, *, task: Task) -> Splits:
-    """Return splits with one fold as the test split; validation rows come from the other folds."""
+    """Return splits with one fold as the test split. Validation rows come from the other folds."""
     is_test = pool["fold"].to_numpy() == fold
     tables = {"train": pool.filter(~is_test), "test": pool.filter(is_test)}
     with muted():
@@ -326,9 +326,9 @@ def _reject_constant(train: pyarrow.Table, task: Task) -> None:
 
 
 def _draw(normal: pyarrow.ChunkedArray, *, seed: int) -> NDArray[np.uint64]:
-    """Return a random number for each text, [rows], which other rows of the table don't change."""
+    """Draw a random number per text that doesn't depend on the other rows: [rows]."""
     hash_texts = partial(hash_array, hash_key=f"{seed:016}"[-16:], categorize=False)
-    # All texts as Python objects would need several times their memory.
+    # Texts need several times the memory as Python objects.
     pieces = (normal[start : start + 2**14] for start in range(0, len(normal), 2**14))
     hashes = [hash_texts(piece.to_numpy()) for piece in pieces]
     return np.concatenate([np.empty(0, np.uint64), *hashes])
@@ -341,11 +341,12 @@ def find_held_out(
     *,
     fraction: float,
 ) -> NDArray[np.bool_]:
-    """Return which rows are held out, those with the smallest random numbers: [rows].
+    """Mark the rows to hold out, which have the smallest random numbers: [rows].
 
-    Each stratum contributes its share, rounded to a row, and keeps at least one text. Rows of one
-    text stay together, in the stratum of the first. Texts and strata are numbers in order of first
-    appearance, all of shape [rows]. If rows are added, dropped or relabeled, most others stay.
+    Each stratum contributes its share, rounded to a row, and keeps at least one text. Rows with the
+    same text stay together, in the stratum of the first row. Texts and strata are numbered in order
+    of first appearance, both of shape [rows]. If rows are added, dropped or relabeled, most other
+    rows keep their split.
     """
     # GroupShuffleSplit of scikit-learn has no strata: with three rows per class, two of five splits
     # leave a class without training rows (docs/measurements.md#own-code-and-scikit-learn).
@@ -365,7 +366,7 @@ def find_held_out(
 
 
 def _find_fitting(sizes: NDArray[np.int64], quota: int) -> NDArray[np.int64]:
-    """Return the positions of sizes, in their order, each taken if it still fits into a quota."""
+    """Return the positions of sizes that fit into a quota, taken greedily in order."""
     left = np.arange(len(sizes))
     parts = [left[:0]]
     while len(left := left[sizes[left] <= quota]):
@@ -381,7 +382,7 @@ def _strata_of(table: pyarrow.Table, task: Task) -> NDArray[np.int64]:
 
 
 def held_out_fractions(table: Splits, options: DataConfig, *, task: Task) -> dict[str, float]:
-    """Return the fraction of the training rows that each missing split gets; above 0, below 1."""
+    """Return the fraction of training rows, in (0, 1), that each missing split gets."""
     validation = options.validation_fraction
     if validation is None:
         # Multi-label thresholds are chosen on validation rows.
@@ -412,24 +413,24 @@ def _with_missing_splits(table: Splits, options: DataConfig, *, task: Task) -> S
         elif name == "test" or options.validation_fraction is not None:
             zero = ", or 0 for none" if name == "validation" else ""
             raise DataError(
-                f"there are too few rows for a {name} split of {max(round(rows), 1):,}:"
+                f"too few rows for a {name} split of {max(round(rows), 1):,}:"
                 f" {len(train):,} rows, {len(np.unique(texts)):,} different texts,"
                 f" {task.label_summary}",
                 remedy=f"add rows, or set another --{name}-fraction{zero}",
             )
     if "test" in missing:
-        held_out = f"a random {options.test_fraction:.0%} is held out as the test split"
+        held_out = f"holding out a random {options.test_fraction:.0%} as the test split"
         counts = f"{len(splits['test'])} of {rows_of_table} rows"
         emit(Info(f"no test file: {held_out}, {counts}"))
     if "validation" not in splits and options.validation_fraction is None:
-        few = f"a tenth of {rows_of_table} rows or of a class is too few to choose a model"
-        hint = f"--validation-fraction {DEFAULT_FRACTION} holds out a tenth"
+        few = f"10% of {rows_of_table} rows or of a class is too few to choose a model"
+        hint = f"--validation-fraction {DEFAULT_FRACTION} holds out 10%"
         emit(Info(f"no validation split: {few}; {hint}"))
     return splits | {"train": train}
 
 
 def sample_rows(strata: NDArray[np.int64], *, rows: int, seed: int) -> NDArray[np.bool_]:
-    """Return which rows are in a random sample, in which each stratum has its share: [rows]."""
+    """Draw a stratified random sample, as a mask: [rows]."""
     shuffled = np.random.default_rng(seed).permutation(len(strata))
     by_stratum = shuffled[np.argsort(strata[shuffled], kind="stable")]
     counts = np.bincount(strata)[strata[by_stratum]]
@@ -444,7 +445,7 @@ def _warn_of_contradictions(texts: NDArray[np.int64], labels: NDArray[np.int64])
     label_of_text[texts] = labels
     contradicted = texts[labels != label_of_text[texts]]
     if several := np.count_nonzero(np.bincount(contradicted)):
-        finding = f"{several:,} texts have contradictory labels in several rows"
+        finding = f"{several:,} texts have contradictory labels"
         remedy = "choose one label for each text; finetune data check shows examples"
         emit(WarningMessage(finding, remedy=remedy))
 
@@ -457,7 +458,9 @@ def _warn_of_shared_texts(splits: Splits) -> None:
     train = numbers.pop("train")
     for name, split_numbers in numbers.items():
         if shared := int(np.isin(split_numbers, train).sum()):
-            finding = f"{shared:,} of the {len(split_numbers):,} {name} rows have a text that is in"
-            finding += " train too, which makes a model look better than it is"
+            finding = (
+                f"{shared:,} of the {len(split_numbers):,} {name} rows have a text that is also in"
+            )
+            finding += " train, which makes a model look better than it is"
             remedy = "remove them from train; finetune data check shows examples"
             emit(WarningMessage(finding, remedy=remedy))

@@ -1,4 +1,4 @@
-"""Tables with commas, semicolons, tabs or bars: delimiter, header and first row."""
+"""Reads delimited tables: finds the delimiter, the header and the first row."""
 
 import csv
 import io
@@ -31,7 +31,7 @@ HEADER_ROWS = 1_000
 # A row must fit into one block.
 BLOCK_BYTES = 2**24
 MAX_NAME = 60
-# Minimum fraction of lines with as many delimiters as the first line; prose has fewer.
+# Minimum fraction of lines with as many delimiters as the first line. Prose has fewer.
 MIN_SCORE = 0.5
 # Penalty for a delimiter that explains all lines except a title above the table.
 TITLE_PENALTY = 0.1
@@ -47,10 +47,10 @@ csv.field_size_limit(2**31 - 1)
 
 @dataclass(frozen=True)
 class FileFormat:
-    """The format of a file, so that another file can be written in the same format.
+    """The format of a file, for writing another file in the same format.
 
     Args:
-        encoding: As Python names it; ``utf-8-sig`` and ``utf-16`` begin with a byte-order mark.
+        encoding: A Python codec name. ``utf-8-sig`` and ``utf-16`` start with a byte-order mark.
         metadata: Schema metadata of a Parquet file, with the class names.
     """
 
@@ -64,7 +64,7 @@ class FileFormat:
 
 @dataclass(frozen=True)
 class Delimited:
-    """A file of delimited values, and how it is written; no quotes if ``format.quote`` is empty."""
+    """A file of delimited values and its format. An empty ``format.quote`` means no quotes."""
 
     text: TextFile
     format: FileFormat
@@ -88,17 +88,17 @@ class Delimited:
         return csv.reader(self._lines(), **options, **quotes)
 
     def values(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield each row that is not blank, and its line; the first sets the values per row."""
+        """Yield each non-blank row with its line. The first row sets the number of values."""
         reader, count, line_before = self.reader(), 0, 0
         try:
             for row in reader:
                 is_filled = len(row) > 1 or "".join(row).strip()
-                if is_filled or (row and count == 1):  # a blank text is the row of its column
+                if is_filled or (row and count == 1):  # in a single column, a blank text is a row
                     count = count or len(row)
                     if not "".join(row[count:]).strip():
                         row = row[:count]  # spreadsheets end rows with blank values
                     if len(row) != count:
-                        raise csv.Error(f"{len(row)} values instead of {count}, as the first row")
+                        raise csv.Error(f"{len(row)} values, but the first row has {count}")
                     yield self.lines_above + line_before + 1, row
                 line_before = reader.line_num
         except csv.Error as error:
@@ -114,12 +114,12 @@ class Delimited:
             raise DataUnreadableError(f"{self.text.path} is empty", remedy=remedy)
 
     def find_lines(self, rows: int) -> NDArray[np.int64]:
-        """Return the line of each row below the header, of which there are ``rows``: [rows]."""
+        """Return the line of each row below the header: [rows]."""
         below = islice(self.values(), self.format.has_header, None)
         first, ends, last = next(below, (0, []))[0], 0, b""
         for last in self.text.chunks():
             ends += last.count(b"\n")
-        # Unless lines are blank or end within quotes, there are as many lines as rows.
+        # Lines and rows correspond unless lines are blank or end within quotes.
         if ends + (not last.endswith(b"\n")) == first - 1 + rows:
             return np.arange(first, first + rows)
         return np.array([first, *(number for number, _ in below)][:rows], np.int64)
@@ -129,7 +129,7 @@ Read = tuple[pyarrow.Table, NDArray[np.int64], Delimited]
 
 
 def read_table(text: TextFile, options: DataConfig) -> Read:
-    """Read the columns and the line of each row; a header is guessed unless it is set."""
+    """Read the columns and the line of each row. Guess the header unless it is set."""
     file = _find_dialect(text, options)
     # Spark and MySQL write \\" for a quote; in many files with tabs, quotes are part of the texts.
     others = {f"\\{file.format.quote} is read as a quote": replace(file, escapes_quotes=True)}
@@ -155,7 +155,7 @@ def _read_table(file: Delimited, options: DataConfig) -> Read:
         with suppress(csv.Error, pyarrow.ArrowInvalid):
             table = _read_by_arrow(file, names, first=numbered[has_header][0])
             return table, file.find_lines(len(table)), file
-    # Needed to report a wrong row, and for files that Arrow rejects, such as with lines of spaces.
+    # Reports invalid rows, and reads files that Arrow rejects, such as with lines of spaces.
     rows = islice(file.values(), has_header, None)
     pieces, lines = [], []
     while piece := list(islice(rows, HEADER_ROWS)):
@@ -200,7 +200,7 @@ def _find_dialect(text: TextFile, options: DataConfig) -> Delimited:
 
 def _find_delimiter(sample: str, text: TextFile, options: DataConfig) -> tuple[str, int]:
     """Return the delimiter that explains the lines best, and the lines above the table."""
-    if mark := re.match(r"sep=([,;|\t])\r?\n", sample):  # of Excel
+    if mark := re.match(r"sep=([,;|\t])\r?\n", sample):  # written by Excel
         return mark[1], 1
     likely = "," if text.content.suffix == ".csv" else "\t"
     scores = {delimiter: _score(sample, delimiter, options) for delimiter in DELIMITERS}
@@ -208,15 +208,14 @@ def _find_delimiter(sample: str, text: TextFile, options: DataConfig) -> tuple[s
     _, share, _, lines_above = scores[best]
     is_prose = share < MIN_SCORE and len(sample.splitlines()) > 1
     if is_prose and text.content.suffix not in (".csv", ".tsv"):
-        listed = ", ".join(DELIMITERS.values())
         raise DataUnreadableError(
-            f"{text.path} has one text per line, and no labels behind a {listed}", remedy=ADD_LABELS
+            f"{text.path} has one text per line and no label column", remedy=ADD_LABELS
         )
     return (best, lines_above) if share else (likely, 0)  # no share: one column
 
 
 def _score(sample: str, delimiter: str, options: DataConfig) -> tuple[bool, float, int, int]:
-    """Return how well a delimiter explains the lines, and the lines above the table.
+    """Score how well a delimiter explains the lines, and count the lines above the table.
 
     Column names of a run decide first, then the fraction of rows with as many values as the first,
     then the number of known names; commas only inside numbers or before spaces count less. Lines
@@ -247,7 +246,7 @@ def _score(sample: str, delimiter: str, options: DataConfig) -> tuple[bool, floa
 
 
 def _find_quote(sample: str, delimiter: str) -> str:
-    """Return the single quote if nearly all lines use it around values, else the double one."""
+    """Return the single quote if nearly all lines put it around values, else the double quote."""
     lines = list(filter(str.strip, islice(io.StringIO(sample), SAMPLE_ROWS)))
     between = re.compile(rf"(^|{re.escape(delimiter)})\s*'.*'\s*({re.escape(delimiter)}|$)")
     is_single = '"' not in sample and len(list(filter(between.search, lines))) > 0.9 * len(lines)
@@ -257,9 +256,9 @@ def _find_quote(sample: str, delimiter: str) -> str:
 def find_start(rows: Sequence[Sequence[str]], options: DataConfig, *, is_grid: bool = False) -> int:
     """Return the number of rows above a table, such as a title or comments.
 
-    A row with two known column names, or with one of the run, is the header. Otherwise, rows above
-    the table have one value, or another number of values than all rows below. In a grid, such as a
-    spreadsheet, each row has all columns.
+    A row with two known column names, or one column name of the run, is the header. Otherwise, rows
+    above the table have one value, or a different number of values than all rows below. In a grid,
+    such as a spreadsheet, each row has all columns.
     """
     for number, row in enumerate(rows[:MAX_TITLE_ROWS]):
         if len(_known(row, options)) >= 2 or _named(options) & set(map(plain_name, row)):
@@ -278,7 +277,7 @@ def find_start(rows: Sequence[Sequence[str]], options: DataConfig, *, is_grid: b
 
 
 def _named(options: DataConfig) -> set[str]:
-    """Return the column names, and not numbers, from the options or the run."""
+    """Return the column names set by options or the run, without column numbers."""
     columns = [getattr(options, option) or "" for option in OPTIONS]
     columns += getattr(options, "earlier_columns", {}).values()
     names = {plain_name(name) for column in columns for name in column.split(",")}
@@ -291,13 +290,13 @@ def _known(names: Iterable[str], options: DataConfig) -> set[str]:
 
 
 def has_columns_of_run(line: str, options: DataConfig) -> bool:
-    """Return whether a line has column names of a run, with a delimiter other than a comma."""
+    """Return whether a line contains column names of a run, with a delimiter other than a comma."""
     cells = {plain_name(cell.strip('"')) for cell in re.split(r"[\t;|]", line)}
     return len(cells) > 1 and bool(cells & _named(options))
 
 
 def are_known_names(names: Iterable[object]) -> bool:
-    """Return whether text or label columns have any of the names."""
+    """Return whether any of the names is a known text or label column name."""
     return bool(_known(map(str, names), DataConfig()))
 
 
@@ -317,20 +316,20 @@ def find_names(
 
 
 def complete_names(header: Sequence[str], *, path: Path) -> list[str]:
-    """Return the column names, with a number for columns without a name."""
+    """Return the column names, with numbers for unnamed columns."""
     names = [name.strip() or f"column{number}" for number, name in enumerate(header, start=1)]
     if len(set(names)) < len(names):
         raise DataUnreadableError(
-            f"two columns of {path} have the same name: {names}",
+            f"duplicate column names in {path}: {names}",
             remedy="rename one of them; --no-header reads the first row of a .csv as values",
         )
     return names
 
 
 def _has_header(rows: Sequence[Sequence[str]], options: DataConfig) -> bool:
-    """Return whether the first row looks like names and not like the values below it."""
+    """Return whether the first row looks like names, unlike the values below it."""
     first = _without_marks(rows[0])
-    # The second case is how pandas names columns.
+    # pandas names columns as in the second case.
     if count_survey_rows(rows[1:]) or first == [str(number) for number in range(len(first))]:
         return True
     others = [row for row in rows[1:] if _without_marks(row) != first]  # it may be repeated
@@ -352,7 +351,7 @@ def _without_marks(row: Sequence[str]) -> list[str]:
 
 
 def _is_text(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
-    """Return whether the first row has a text like the rows below, and no column names."""
+    """Return whether the first row contains a text like the rows below, not column names."""
     rows = [row for row in others[:SAMPLE_ROWS] if len(row) == len(first)]
     if not rows:
         return False
@@ -368,7 +367,7 @@ def _is_text(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
 
 
 def count_survey_rows(rows: Sequence[Sequence[object]]) -> int:
-    """Return the number of rows below a header in which Qualtrics writes questions and ids."""
+    """Count the rows below a header in which Qualtrics writes questions and IDs."""
     for number, row in enumerate(rows[:2], start=1):
         if all(isinstance(cell, str) and cell.startswith('{"ImportId":') for cell in row):
             return number
@@ -376,7 +375,7 @@ def count_survey_rows(rows: Sequence[Sequence[object]]) -> int:
 
 
 def ends_with_total(table: pyarrow.Table) -> bool:
-    """Return whether the last row is only a total of the rows above it."""
+    """Return whether the last row is a total of the rows above."""
     if len(table) < 3:
         return False
     above, last = (row.values() for row in table.slice(len(table) - 2).to_pylist())

@@ -1,4 +1,4 @@
-"""Finds the encoding of a file (set, UTF-8 or detected) and reads its text in chunks."""
+"""Finds the encoding of a file (set, UTF-8 or detected), and reads its text in chunks."""
 
 import codecs
 import io
@@ -30,7 +30,7 @@ SAMPLE_LINES = 1_000
 # Characters between words in texts of all languages.
 PUNCTUATION = frozenset("–—‘’‚“”„…«»‹›•·€£§°©®™¿¡²³½¼\u00a0\u3000")  # noqa: RUF001
 CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
-# Sequences that words don't have: a symbol after a letter, a quote before one, letters of two
+# Sequences that don't occur in words: a symbol after a letter, a quote before one, letters of two
 # scripts, a single letter before a number, a capital after a small letter.
 MISREAD = re.compile(
     r"(?<=[^\W\d_])[^\w\s'’\-./,:;!?()\[\]{}<>%#&*|\"«»“”„‘–—…@+=\u00a0。、，！？\x00-\x7f]"  # noqa: RUF001
@@ -45,7 +45,7 @@ ERROR, COMMON_EAST, MARK = 1e-6, 5e-4, 0.02
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file of text and its encoding."""
+    """A text file and its encoding."""
 
     content: Content
     encoding: str
@@ -56,31 +56,31 @@ class TextFile:
         return self.content.path
 
     def open(self, *, newline: str = "", errors: str = "strict") -> TextIO:
-        """Open it from its start; the arguments are the same as for the built-in ``open``."""
+        """Open the file at its start, with the arguments of the built-in ``open``."""
         return io.TextIOWrapper(
             self.content.open(), encoding=self.encoding, newline=newline, errors=errors
         )
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """Yield the lines that are not blank, without spaces around them, and their numbers."""
+        """Yield the stripped non-blank lines with their line numbers."""
         with self.open(newline="\n") as lines:
             stripped = enumerate(map(str.strip, lines), start=1)
             yield from (numbered for numbered in stripped if numbered[1])
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield its bytes."""
+        """Yield the bytes of the file."""
         with self.content.open() as file:
             yield from iter(partial(file.read, CHUNK_BYTES), b"")
 
     def line_end(self) -> str:
-        """Return how its first line ends."""
+        """Return the line ending of the first line."""
         with self.open() as file:
             return "\r\n" if file.readline(CHUNK_BYTES).endswith("\r\n") else "\n"
 
     def open_for_arrow(self) -> pyarrow.NativeFile:
-        """Open it from its start as UTF-8, in memory that Arrow owns.
+        """Open the file at its start as UTF-8, in memory owned by Arrow.
 
-        Threads of Arrow need the GIL to free Python bytes, and would abort when Python exits.
+        Arrow threads need the GIL to free Python bytes, and would abort when Python exits.
         """
         if self.encoding == "utf-8" and self.content.unpacked is None:
             return pyarrow.OSFile(str(self.path))
@@ -91,14 +91,14 @@ class TextFile:
 
 
 def decode(chunks: Iterable[bytes], encoding: str, *, name: str) -> Iterator[str]:
-    """Yield the text of each chunk, then the rest; an error reports the line."""
+    """Yield the text of each chunk, then the rest. Report the line of an error."""
     try:
         io.TextIOWrapper(io.BytesIO(), encoding)  # rejects bytes codecs such as base64
         decoder = codecs.getincrementaldecoder(encoding)()
         decoder.decode(b"")
     except (LookupError, UnicodeError) as error:
         remedy = "use a name such as gb18030 or cp1251, or drop --encoding"
-        raise UsageError(f"there is no encoding {encoding!r}", remedy=remedy) from error
+        raise UsageError(f"unknown encoding {encoding!r}", remedy=remedy) from error
     lines_before = 0
     with naming(name):
         for chunk in chain(chunks, [b""]):
@@ -111,14 +111,14 @@ def decode(chunks: Iterable[bytes], encoding: str, *, name: str) -> Iterator[str
                     what, reason = f"line {line} of {name}", error.reason
                 raise DataUnreadableError(
                     f"{what} is not {encoding.removesuffix('-sig').upper()}: {reason}",
-                    remedy="correct it, or set the encoding, such as --encoding cp1252",
+                    remedy="fix it, or set the encoding, such as --encoding cp1252",
                 ) from error
             lines_before += text.count("\n")
             yield text
 
 
 def find_text(content: Content, *, encoding: str | None) -> TextFile:
-    """Find the encoding, unless an option sets it, and check that the whole file is text."""
+    """Detect the encoding unless an option sets it, and check that the whole file is text."""
     start = content.start(4)
     marked = [name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark)]
     known = encoding or next(iter(marked), None)
@@ -140,10 +140,10 @@ def find_text(content: Content, *, encoding: str | None) -> TextFile:
 
 
 def _check(text: TextFile) -> TextFile:
-    """Return a file unless it is damaged or not text; the error has the place."""
+    """Return the file, or raise an error with the line if it is damaged or not text."""
     for piece in decode(text.chunks(), text.encoding, name=str(text.path)):
         if "\0" in piece:
-            raise _not_text(text.path, ": it has the character NUL")
+            raise _not_text(text.path, ": it contains NUL characters")
     return text
 
 
@@ -152,7 +152,7 @@ def _not_text(path: Path, reason: str = "") -> DataUnreadableError:
 
 
 def _is_mostly_utf8(text: TextFile) -> bool:
-    """Return whether more letters beyond ASCII are valid UTF-8 than are not."""
+    """Return whether most non-ASCII letters are valid UTF-8."""
     damaged = beyond_ascii = 0
     with text.open(errors="replace") as lines:
         for line in lines:
@@ -162,9 +162,9 @@ def _is_mostly_utf8(text: TextFile) -> bool:
 
 
 def detect_encoding(sample: bytes) -> str | None:
-    """Return the encoding whose text looks most like a language, ``None`` if all fail.
+    """Return the encoding whose text looks most like a language, or None if all fail.
 
-    Non-ASCII letters count by their frequency in the language.
+    Non-ASCII letters are weighted by their frequency in the language.
 
     >>> detect_encoding("Zażółć gęślą jaźń".encode("cp1250"))
     'cp1250'
@@ -184,9 +184,10 @@ def detect_encoding(sample: bytes) -> str | None:
 
 
 def _score(text: str, frequent: str, *, letters: str = "", common: str = "") -> float:
-    """Return the log-likelihood of a text, in a language with these frequent letters.
+    """Return the log-likelihood of a text in a language with these frequent letters.
 
-    East Asian languages have more ``letters``, of which the encoding ``common`` has the usual ones.
+    For East Asian languages, ``letters`` lists more letters, and the ``common`` encoding contains
+    the usual ones.
     """
     total = 0.0
     if not letters:

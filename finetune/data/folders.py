@@ -1,4 +1,4 @@
-"""Reads folders and archives of tables, or of text files in one folder per class."""
+"""Reads folders and archives of tables, or of text files with one folder per class."""
 
 import hashlib
 from collections import Counter
@@ -18,14 +18,14 @@ from finetune.errors import DataError, DataNotFoundError, DataUnreadableError, S
 from finetune.events import Info, emit
 from finetune.files import read_bytes
 
-# The class of each file name, per split.
+# Class by file name, per split.
 Classes = dict[str, dict[str, str]]
 TEXT_SUFFIXES = (".txt", "")
 WITHOUT_CLASS = frozenset(("unsup", "unsupervised", "unlabeled", "unlabelled"))
 
 
 def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTable]:
-    """Return all splits of a folder, archive or file; several files become ``train``."""
+    """Return all splits of a folder, archive or file. Several files become ``train``."""
     path, may_be_several = paths[0], not isinstance(options, OtherData)
     try:
         if options.table is not None or not packed.holds_files(path):
@@ -50,8 +50,8 @@ def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTabl
 
 
 def _read_folder(path: Path, options: DataConfig) -> dict[str, RawTable]:
-    """Return the splits of a folder or an archive."""
-    packed.reject_document(path, path.suffix.lower())  # such as a document of Numbers
+    """Return the splits of a folder or archive."""
+    packed.reject_document(path, path.suffix.lower())  # such as a Numbers document
     names = packed.names_in(path)
     packed.reject_parts(path, names)
     if folders := find_class_folders(names):
@@ -59,14 +59,14 @@ def _read_folder(path: Path, options: DataConfig) -> dict[str, RawTable]:
     if packed.find_tables(names, TABLE_SUFFIXES):
         return {"train": read_file(path, options)}
     raise DataNotFoundError(
-        f"{path} has no tables, and no .txt files in folders named by their class",
-        remedy="name a file as --data, or a folder with texts such as pos/1.txt and neg/2.txt;"
-        " choose one of several files with --table, or join one file per class in one table",
+        f"{path} contains no tables, and no .txt files in folders named after their class",
+        remedy="pass a file as --data, or a folder with texts such as pos/1.txt and neg/2.txt;"
+        " choose one of several files with --table, or join one file per class into one table",
     )
 
 
 def find_class_folders(names: Iterable[str]) -> Classes:
-    """Return files in folders named after classes, optionally within folders named after splits.
+    """Find files in folders named after classes, optionally within folders named after splits.
 
     >>> find_class_folders(["x-train/a/1.txt", "x-train/b/2", "x-test/b/3", "urls.txt"])
     {'train': {'x-train/a/1.txt': 'a', 'x-train/b/2': 'b'}, 'test': {'x-test/b/3': 'b'}}
@@ -104,7 +104,7 @@ def digest_folder(path: Path) -> str:
 
 
 def _read_text_files(path: Path, classes: Mapping[str, str], options: DataConfig) -> RawTable:
-    """Return a table with one text per file; all files have the same encoding."""
+    """Return a table with one text per file. All files have the same encoding."""
     names = list(classes)
     contents = packed.read_members(path, names)
     texts = [content.open().read() for content in contents]
@@ -113,7 +113,7 @@ def _read_text_files(path: Path, classes: Mapping[str, str], options: DataConfig
             packed.Content(path, b"\n".join(texts)), encoding=options.encoding
         ).encoding
     except DataUnreadableError:
-        for content in contents:  # the error names the file
+        for content in contents:  # so that an error reports the file
             find_text(content, encoding=options.encoding or "utf-8")
         raise
     count = len(set(classes.values()))

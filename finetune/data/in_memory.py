@@ -1,4 +1,4 @@
-"""Converts tables of pandas, polars, datasets, scikit-learn or plain Python to Arrow."""
+"""Converts in-memory tables (pandas, polars, datasets, scikit-learn, plain Python) to Arrow."""
 
 import hashlib
 import json
@@ -31,34 +31,34 @@ TAKEN = (
 
 
 def is_table(value: object) -> bool:
-    """Return whether a value may be a table in memory, because it is not a file name."""
+    """Return whether a value can be an in-memory table, because it is not a file name."""
     return value is not None and not isinstance(value, str | bytes | os.PathLike | int | float)
 
 
 def as_arrow(table: Any) -> pyarrow.Table:
-    """Return a table of any library, or rows or columns of plain Python, as Arrow."""
+    """Convert a table of any library, or rows or columns in plain Python, to Arrow."""
     try:
         arrow = _as_arrow(table)
     except UnicodeEncodeError as error:
         raise not_unicode(error.object, error) from error
     except (pyarrow.ArrowException, TypeError, AttributeError, ValueError, KeyError) as error:
-        message = f"data of the type {type(table).__name__} can't be read as a table: {error}"
+        message = f"data of type {type(table).__name__} can't be read as a table: {error}"
         raise ConfigurationError(message, remedy=TAKEN) from error
     twice = [name for name, count in Counter(arrow.column_names).items() if count > 1]
     if twice:
-        message = f"two columns of the table are called {twice[0]!r}"
+        message = f"duplicate column name in the table: {twice[0]!r}"
         raise DataUnreadableError(message, remedy="rename or remove one of them")
     columns = dict(zip(arrow.column_names, map(_storable, arrow.columns), strict=True))
     return pyarrow.table(columns).replace_schema_metadata(arrow.schema.metadata)
 
 
 def _storable(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """Return a column in types that Parquet has; objects without keys become JSON."""
+    """Convert a column to types that Parquet supports. Objects without keys become JSON."""
     return _as_texts(column.to_pylist()) if "struct<>" in str(column.type) else plain(column)
 
 
 def _as_texts(values: Iterable[Any]) -> pyarrow.ChunkedArray:
-    """Return values of several types as texts; nested ones are JSON."""
+    """Convert values of mixed types to texts. Nested values become JSON."""
     values = [sorted(value) if isinstance(value, set | frozenset) else value for value in values]
     texts = [
         json.dumps(value, ensure_ascii=False, default=str)
@@ -70,14 +70,14 @@ def _as_texts(values: Iterable[Any]) -> pyarrow.ChunkedArray:
 
 
 def _as_arrow(table: Any) -> pyarrow.Table:
-    if hasattr(table, "with_format") and hasattr(table, "features"):  # of the library datasets
+    if hasattr(table, "with_format") and hasattr(table, "features"):  # datasets.Dataset
         is_lazy = not hasattr(table, "__len__")
         arrow = _as_arrow(list(table)) if is_lazy else table.with_format("arrow")[:]
-        if table.features:  # names of classes
+        if table.features:  # class names
             arrow = arrow.cast(table.features.arrow_schema) if is_lazy else arrow
             arrow = arrow.replace_schema_metadata(table.features.arrow_schema.metadata)
         return arrow
-    if hasattr(table, "collect") and hasattr(table, "lazy"):  # of polars
+    if hasattr(table, "collect") and hasattr(table, "lazy"):  # a polars frame
         table = table.collect()
     if not hasattr(table, "iloc"):
         if hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__"):
@@ -90,7 +90,7 @@ def _as_arrow(table: Any) -> pyarrow.Table:
 
 
 def _frame_of(table: Any) -> pandas.DataFrame:
-    """Return rows or columns of plain Python, numpy or scikit-learn as a frame of objects."""
+    """Convert rows or columns of plain Python, numpy or scikit-learn to an object frame."""
     if isinstance(table, Mapping):
         return _frame_of_mapping(table)
     are_rows = isinstance(table, tuple) and all(
@@ -105,19 +105,19 @@ def _frame_of(table: Any) -> pandas.DataFrame:
         return frame
     names = {2: ["text", "label"], 3: ["text", "text_pair", "label"]}.get(len(frame.columns))
     if names is None:
-        raise TypeError(f"its rows are like {rows[0]!r:.60}, without text and label")
+        raise TypeError(f"its rows, such as {rows[0]!r:.60}, are not a text and a label")
     if [_recurs(frame[column]) for column in frame] == [True, False]:
         names = ["label", "text"]
     return frame.set_axis(names, axis="columns")
 
 
 def _recurs(values: Any) -> bool:
-    """Return whether values are classes, because there are few distinct ones."""
+    """Return whether values are probably classes, because few are distinct."""
     return len({*map(str, values)}) <= len(values) / 2
 
 
 def _frame_of_mapping(table: Mapping[Any, Any]) -> pandas.DataFrame:
-    """Read columns by name, the texts of each label, one row, or a Bunch of scikit-learn."""
+    """Read columns by name, texts by label, a single row, or a scikit-learn Bunch."""
     if {"data", "target"} <= table.keys():
         names, target = table.get("target_names"), _listed(table["target"])
         if names is not None and len(names) > 1:
@@ -139,12 +139,12 @@ def _frame_of_mapping(table: Mapping[Any, Any]) -> pandas.DataFrame:
 
 
 def _listed(values: Any) -> Any:
-    """Return values that can be counted and sliced; a matrix of 0 and 1 as lists of its columns."""
+    """Convert values to a sequence. An indicator matrix becomes lists of column numbers."""
     if isinstance(values, str):
         raise TypeError(f"{values!r:.60} is a text, not a list of texts")
     values = values.detach().cpu() if hasattr(values, "detach") else values
     to_numpy = getattr(values, "toarray", None) or getattr(values, "numpy", None)
-    values = to_numpy() if to_numpy else values  # of scipy and PyTorch
+    values = to_numpy() if to_numpy else values  # scipy and PyTorch
     shape: tuple[int, ...] = getattr(values, "shape", ())
     if len(shape) < 2:
         return values if hasattr(values, "__array__") else list(values)
@@ -158,13 +158,13 @@ def _listed(values: Any) -> Any:
     if matrix.dtype.kind in "OU":
         return matrix.tolist()
     raise TypeError(
-        f"an array of shape {shape} has other values than 0 and 1 for each class; pass one class"
+        f"an array of shape {shape} should contain only 0 and 1 for each class; pass one class"
         " per row, such as array.argmax(axis=1)"
     )
 
 
 def _array(values: Any, *, mixes: bool = True) -> Any:
-    """Return values as Arrow; values of several types become text."""
+    """Convert values to Arrow. Mixed types become text."""
     if hasattr(values, "__arrow_c_stream__") and not hasattr(values, "iloc"):
         return pyarrow.chunked_array(values)
     try:
@@ -176,7 +176,7 @@ def _array(values: Any, *, mixes: bool = True) -> Any:
 
 
 def write_table(table: Any, folder: Path) -> Path:
-    """Write a table to a folder as a Parquet file, named after the digest of its content."""
+    """Write a table to a folder as a Parquet file named after its content digest."""
     content, arrow = pyarrow.BufferOutputStream(), as_arrow(table)
     if not arrow.num_rows:
         raise DataUnreadableError("the table has no rows", remedy="add one row per text")
@@ -188,7 +188,7 @@ def write_table(table: Any, folder: Path) -> Path:
 
 
 def read_any_texts(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Iterable[Texts]:
-    """Return one text, or all texts of a list, a column, a table or the file at a ``Path``."""
+    """Return a single text, or all texts of a list, a column, a table or the file at a ``Path``."""
     try:
         if isinstance(texts, os.PathLike):
             return read_texts(Path(texts), options, as_lines=False, reads_pairs=reads_pairs)
@@ -216,7 +216,7 @@ def _texts_in(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Texts:
 
 
 def _texts_of_list(texts: Any, *, reads_pairs: bool) -> Texts:
-    """Return a list, Series or other column of texts, or of pairs as tuples."""
+    """Convert a list, Series or other column of texts, or of pairs as tuples."""
     try:
         values = plain(pyarrow.chunked_array([_array(_listed(texts), mixes=False)]))
         kind, count = values.type, 2 if reads_pairs else 1
@@ -231,6 +231,6 @@ def _texts_of_list(texts: Any, *, reads_pairs: bool) -> Texts:
         pass
     wanted = "pairs of texts as tuples" if reads_pairs else "single texts"
     raise UsageError(
-        f"{reprlib.repr(texts)}, of the type {type(texts).__name__}, is not a list of texts",
-        remedy=f"pass a list of {wanted}, which the model reads, or a table",
+        f"{reprlib.repr(texts)}, of type {type(texts).__name__}, is not a list of texts",
+        remedy=f"pass a list of {wanted} for this model, or a table",
     )

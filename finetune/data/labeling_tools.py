@@ -10,7 +10,7 @@ import pandas
 from finetune.errors import DataError
 
 ANSWERS = {"accept", "reject", "ignore", ""}
-# Columns that these tools write next to the text. Other names of Prodigy begin with _.
+# Columns that these tools write next to the text. Other Prodigy columns start with _.
 OF_LABEL_STUDIO = [
     *("annotator", "annotation_id", "lead_time", "created_at", "updated_at", "completed_by"),
     *("agreement", "cancelled_annotations", "total_annotations", "total_predictions"),
@@ -19,15 +19,15 @@ OF_PRODIGY = ["answer", "accept", "options", "cats", "label", "spans", "tokens",
 OF_DOCCANO = ["Comments", "annotation_approver"]
 MIN_PROBABILITY = 0.5
 How = Literal["file", "spread", "uncertain", "rare", "random", "chosen"]
-"""Why ``finetune label`` showed a text; ``file``: it had a label, ``chosen``: a person chose it."""
+"""Why ``finetune label`` showed a text. ``file``: it had a label; ``chosen``: the user chose it."""
 
 
 def convert(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Return the texts and labels of an export; any other table as it is.
+    """Return the texts and labels of an export, or any other table unchanged.
 
-    Nested values are Python objects, Arrow lists and structs, or JSON in cells. A row without a
-    decision keeps its place, with the label None. If a task has several annotations, its rows share
-    one index.
+    Nested values are Python objects, Arrow lists and structs, or JSON cells. A row without a
+    decision keeps its position, with the label None. If a task has several annotations, its rows
+    share one index.
     """
     if _has(frame, "data", dict) and _has(frame, "annotations", list):
         return _convert_tasks(frame)
@@ -51,7 +51,7 @@ def convert(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _has(frame: pandas.DataFrame, name: str, kind: type) -> bool:
-    """Return whether a column has values, and all have the given type."""
+    """Return whether a column contains values, all of the given type."""
     if name not in frame.columns or frame[name].ndim > 1:
         return False
     values = frame[name].dropna()
@@ -61,13 +61,13 @@ def _has(frame: pandas.DataFrame, name: str, kind: type) -> bool:
 
 
 def _objects(values: pandas.Series) -> pandas.Series:
-    """Return values as Python objects, with None for missing ones."""
+    """Return values as Python objects, with None for missing values."""
     objects = [None if value is pandas.NA else _parsed(value) for value in values]
     return pandas.Series(objects, values.index, dtype=object)
 
 
 def _parsed(value: Any) -> Any:
-    """Return the list or object that a text is in JSON; any other value as it is."""
+    """Parse a JSON list or object in a text. Return other values unchanged."""
     if isinstance(value, str) and value.startswith(('{"', "[{", '["', "[[")):
         with suppress(ValueError):
             return json.loads(value)
@@ -75,7 +75,7 @@ def _parsed(value: Any) -> Any:
 
 
 def _unwrap(lists: pandas.Series) -> pandas.Series:
-    """Return labels instead of lists if no row has several, and some row has one."""
+    """Return labels instead of lists if no row has several labels and some row has one."""
     is_list = lists.map(lambda value: isinstance(value, list))
     if lists[is_list].map(len).max() != 1:
         return lists
@@ -87,12 +87,12 @@ def _are_scores(scores: Mapping[str, Any]) -> bool:
 
 
 def _names_in(scores: Mapping[str, Any]) -> list[str]:
-    """Return the classes with a high score or a mark; Arrow has None for those of other rows."""
+    """Return the classes with a high score or a mark. Arrow adds None for classes of other rows."""
     return [name for name, score in scores.items() if (score or 0) >= MIN_PROBABILITY]
 
 
 def _convert_prodigy(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Return the accepted labels; if there is only one label, rejected rows form a class."""
+    """Return the accepted labels. With only one label, rejected rows form a class."""
     columns = {name: _objects(frame[name]) for name in frame.columns.intersection(OF_PRODIGY)}
     answer = columns["answer"].str.lower()
     if "accept" in columns:
@@ -113,7 +113,7 @@ def _convert_prodigy(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _chosen(accept: Any, options: Any) -> Any:
-    """Return the texts of the accepted options; most ids are already names."""
+    """Return the texts of the accepted options. Most IDs are already names."""
     if not isinstance(accept, list):
         return accept
     listed = options if isinstance(options, list) else []
@@ -123,7 +123,7 @@ def _chosen(accept: Any, options: Any) -> Any:
 
 
 def _convert_tasks(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Return one row per annotation of Label Studio JSON, with one column per question."""
+    """Return one row per annotation in Label Studio JSON, with one column per question."""
     tasks = frame[["data", "annotations"]].apply(_objects).explode("annotations")
     answers = [
         {result["from_name"]: result.get("value") for result in _results(annotation)}
@@ -143,12 +143,12 @@ def _results(annotation: Any) -> list[Any]:
 
 
 def _convert_annotations(values: pandas.Series) -> pandas.Series:
-    """Return the labels in annotations of Label Studio or doccano; other values as they are."""
+    """Return the labels in Label Studio or doccano annotations, and other values unchanged."""
     return _unwrap(_objects(values).map(_read_annotation, na_action="ignore"))
 
 
 def _read_annotation(value: Any) -> Any:
-    if isinstance(value, Mapping):  # in Arrow, each has the keys of all
+    if isinstance(value, Mapping):  # in Arrow, each struct has all keys
         value = {key: inner for key, inner in value.items() if inner is not None} or None
     match value:
         case {"choices": list(names)}:
@@ -166,7 +166,7 @@ def _read_annotation(value: Any) -> Any:
 
 def _no_labels_of_texts() -> DataError:
     return DataError(
-        "this export of Prodigy, Label Studio or doccano has labels of parts of texts",
-        remedy="export classes of whole texts: textcat or choice of Prodigy, choices of Label"
-        " Studio, or text classification of doccano",
+        "this Prodigy, Label Studio or doccano export contains span labels",
+        remedy="export classes of whole texts: Prodigy textcat or choice, Label Studio choices,"
+        " or doccano text classification",
     )

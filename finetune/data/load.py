@@ -1,4 +1,4 @@
-"""Loads the splits of files, of datasets on the Hub, and of the built-in data."""
+"""Loads the splits of files, Hub datasets and built-in data."""
 
 import os
 import re
@@ -45,21 +45,21 @@ from finetune.tasks.labels import HARD, find_odd_names, listed
 from finetune.tasks.single import Single
 
 KNOWN_BY_NAME = ("trec", "questions")
-# In this branch the Hub keeps a Parquet copy of most datasets, including datasets with a script.
+# The Hub keeps a Parquet copy of most datasets in this branch, including datasets with a script.
 CONVERTED_BRANCH = "refs/convert/parquet"
-# With fewer unlabeled texts, the mean of a class's texts says nothing.
+# With fewer unlabeled texts, class means are meaningless.
 MIN_UNLABELED = 10
 # If several folders have the same splits, one of these names contains the whole dataset.
 MAIN_FOLDERS = ("", "data", "default")
 
 
 def load_files(options: DataConfig) -> LoadedData:
-    """Load files of the user, or a folder of texts."""
+    """Load user files or a folder of texts."""
     path = Path(options.data).expanduser()
     if path.suffix.lower() not in TABLE_SUFFIXES and not is_there(path):
         kinds = (*KNOWN_BY_NAME, f"a file ({', '.join(SUFFIXES)})", "a folder of texts")
-        remedy = f"--data takes {', '.join(kinds)} or {HUB_PREFIX}OWNER/NAME"
-        raise UsageError(f"there is no file or dataset {options.data!r}", remedy=remedy)
+        remedy = f"--data accepts {', '.join(kinds)} or {HUB_PREFIX}OWNER/NAME"
+        raise UsageError(f"file or dataset not found: {options.data!r}", remedy=remedy)
     file_names = {
         "train": options.data,
         "validation": options.validation_file,
@@ -77,9 +77,9 @@ def load_files(options: DataConfig) -> LoadedData:
 
 
 def _load_unlabeled(options: DataConfig) -> LoadedData | None:
-    """Return the descriptions of classes as training rows, and the texts of a table or of lines.
+    """Return class descriptions as training rows, and the texts of a table or of lines.
 
-    Other splits have labels. Return None if no class is declared, or if the table has labels.
+    Other splits have labels. Return None if no classes are declared or the table has labels.
     """
     path, classes = Path(options.data).expanduser(), declared_classes(options)
     if not classes or isinstance(options, OtherData) or path.is_dir():
@@ -90,12 +90,12 @@ def _load_unlabeled(options: DataConfig) -> LoadedData | None:
     if options.text_pair_column is not None or options.task not in (AUTO, Single.name):
         needs = "sentence pairs" if options.text_pair_column else f"--task {options.task}"
         remedy = "label some texts with finetune label, or classify single texts"
-        raise UsageError(f"{path} has no labels, which {needs} can't do without", remedy=remedy)
+        raise UsageError(f"{path} has no labels, but {needs} needs them", remedy=remedy)
     texts, task = _distinct(_as_table(pieces)), Single(classes)
     if len(texts) < MIN_UNLABELED:
         raise DataError(
-            f"{path} has {len(texts)} different texts and no labels",
-            remedy=f"add texts: at least {MIN_UNLABELED}, better thousands",
+            f"{path} has no labels and only {len(texts)} different texts",
+            remedy=f"add texts: at least {MIN_UNLABELED}, ideally thousands",
         )
     splits = {"train": make_dataset(*describe_classes(classes, options), task=task)}
     for split, file in (("validation", options.validation_file), ("test", options.test_file)):
@@ -114,7 +114,7 @@ def _load_unlabeled(options: DataConfig) -> LoadedData | None:
 
 
 def load_from_hub(options: DataConfig) -> LoadedData:
-    """Load a dataset on the Hub, or a part of it: ``hub:OWNER/NAME:PART@REVISION``.
+    """Load a Hub dataset or a part of it: ``hub:OWNER/NAME:PART@REVISION``.
 
     Parquet files come first: original files, then files that the Hub converted.
     """
@@ -128,7 +128,7 @@ def load_from_hub(options: DataConfig) -> LoadedData:
             repositories.append(hub.resolve("dataset", name, revision=branch))
             unreachable = unreachable or repositories[-1].unreachable
         except HubNotReachableError as error:
-            unreachable = error  # the cache may hold the files of another branch
+            unreachable = error  # the cache may contain the files of another branch
         except DataNotFoundError:
             if branch == branches[0]:
                 raise
@@ -139,10 +139,10 @@ def load_from_hub(options: DataConfig) -> LoadedData:
         raise unreachable or DataNotFoundError(
             f"the dataset {name!r} has no complete training split in one of the formats"
             f" {', '.join(SUFFIXES)}",
-            remedy="choose another; if it is made by a script, which is never run, save its rows"
-            " as a file and name that as --data",
+            remedy="choose another; if a script generates it, which is never run, save its rows"
+            " as a file and pass that as --data",
         )
-    # The training split comes last: if the cache has it, the cache has the other splits as well.
+    # The training split comes last: if it is in the cache, the other splits are as well.
     repository.fetch(file for split in splits if split != "train" for file in splits[split])
     folder = repository.fetch(splits["train"])
     paths = {split: [folder / file for file in files] for split, files in splits.items()}
@@ -153,7 +153,7 @@ def load_from_hub(options: DataConfig) -> LoadedData:
 def find_splits(
     names: Iterable[str], part: str | None = None, *, suffix: str
 ) -> dict[str, list[str]]:
-    """Return the files of each split, in their order, or nothing if ``train`` is not complete.
+    """Return the files of each split, in order, or nothing if ``train`` is incomplete.
 
     The name of the file or of its folder determines the split: ``train.csv``,
     ``data/train-00000-of-00002.parquet``, ``default/train/0000.parquet``.
@@ -185,14 +185,14 @@ def find_splits(
 
 
 def _is_complete(files: Sequence[str]) -> bool:
-    """Return whether all numbered parts of a split are present; numbers start at 0."""
+    """Return whether all parts of a split are present, numbered from 0."""
     numbers = (re.search(r"(\d+)-of-(\d+)|/(\d+)\.\w+$", name) for name in files)
     parts = list(filter(None, numbers))
     counts = {int(part[2]) for part in parts if part[2]} or {len(files)}
     return not parts or {int(part[1] or part[3]) for part in parts} == set(range(max(counts)))
 
 
-# Keys are the names in the options' ``goes_with``.
+# Keys are the names in ``Option.goes_with``.
 LOADERS: dict[str, Callable[..., LoadedData]] = {
     "trec": load_trec,
     "questions": load_questions,
@@ -202,9 +202,9 @@ LOADERS: dict[str, Callable[..., LoadedData]] = {
 
 
 def load_data(options: DataConfig, *, read: LoadedData | None = None) -> LoadedData:
-    """Load the splits of a source and report their files or their commit.
+    """Load the splits of a source, and report their files or commit.
 
-    ``read`` is the data if they were read already, to guess some of the options.
+    ``read`` is the data if it was already read to guess options.
     """
     if read is not None:
         for event in read.events:
@@ -232,16 +232,16 @@ def warn_of_odd_names(task: Task) -> None:
 def load_splits(
     options: DataConfig, *, folds: int | None = None, read: LoadedData | None = None
 ) -> LoadedData:
-    """Load data and split it; the same options always give the same rows.
+    """Load and split data. The same options always give the same rows.
 
-    In a cross-validation, ``train`` has all rows outside the test split, with their folds. Data
-    that were ``read`` already lose their rows, so that these are not twice in memory.
+    In a cross-validation, ``train`` contains all rows outside the test split, with their folds. The
+    rows in ``read`` are removed, so that they are not in memory twice.
     """
     before = load_data(options, read=read)
     if not before.has_labels:
         if folds is not None:
             raise DataError(
-                f"{options.data} has no labels, which --folds needs",
+                f"{options.data} has no labels, but --folds needs them",
                 remedy="drop --folds, or label some texts with finetune label",
             )
         assert before.unlabeled is not None
@@ -255,18 +255,18 @@ def load_splits(
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
     emit(Info(f"data: {options.data}, {counts} rows, {before.task.label_summary}"))
     loaded = replace(before, splits=splits)
-    before.splits.clear()  # the rows before they were split
+    before.splits.clear()  # the rows before the split
     return_freed_memory()
     return loaded
 
 
 def with_few_label_texts(loaded: LoadedData, options: DataConfig) -> LoadedData:
-    """Return the data with unlabeled texts and class names, which few-shot training uses."""
+    """Add unlabeled texts and class names, which few-shot training uses."""
     files = [options.unlabeled, options.class_descriptions]
     paths = [Path(name).expanduser() for name in files if name not in (None, "none")]
     names = None
     if options.class_names == "auto" and "text_pair" in loaded.splits["train"].column_names:
-        emit(Info("names of classes are not used: the model reads sentence pairs"))
+        emit(Info("class names are not used, because the model reads sentence pairs"))
     elif options.class_names == "auto":
         texts, classes = describe_classes(loaded.task.class_names, options)
         names = make_dataset(texts, classes, task=loaded.task)
@@ -282,7 +282,7 @@ def _source_of(path: Path) -> DataSource:
 def _find_unlabeled(loaded: LoadedData, options: DataConfig) -> pyarrow.Table | None:
     """Return distinct texts without a label, from a file or from the table itself.
 
-    Texts of the table that are also in a split are left out. A file is read as it is.
+    Texts of the table that are also in a split are dropped. A file is read unchanged.
     """
     table, splits = loaded.unlabeled, loaded.splits
     if options.unlabeled == "none":
@@ -302,7 +302,7 @@ def _find_unlabeled(loaded: LoadedData, options: DataConfig) -> pyarrow.Table | 
 
 
 def _as_table(pieces: Sequence[Texts]) -> pyarrow.Table:
-    """Return a table of the texts, or of the pairs, that are not blank."""
+    """Return a table of the non-blank texts or pairs."""
     lists = [piece[:] for piece in pieces]
     columns = [[text or "" for piece in lists for text in piece.texts]]
     if lists and lists[0].pairs is not None:
@@ -317,34 +317,34 @@ def _distinct(table: pyarrow.Table) -> pyarrow.Table:
 
 
 def load_rows(options: OtherData, *, task: Task) -> pyarrow.Table:
-    """Load all rows of other data, with the labels of the task of a run."""
+    """Load all rows of new data, with labels for the task of a run."""
     no_files: dict[str, Any] = dict.fromkeys(("validation_file", "test_file", "data_dir"))
     no_files |= {"split_column": NO_COLUMN, "task": task.name}
     if options.corrections and not is_there(Path(options.corrections)):
         message = f"{options.corrections} is missing, so its decisions are not applied"
-        emit(WarningMessage(message, remedy="restore it, if it has decisions on these rows"))
+        emit(WarningMessage(message, remedy="restore it, if it contains decisions on these rows"))
         no_files["corrections"] = None
     wanted = replace(options, **no_files)
     loaded = load_data(wanted)
     rows, names = loaded.splits["train"], task.class_names
     if unknown := [name for name in loaded.task.class_names if name not in names]:
         raise DataError(
-            f"{options.data} has labels that the model does not know: {listed(unknown)}",
+            f"{options.data} has labels that the model was not trained on: {listed(unknown)}",
             remedy="rename them to classes of the model, or remove these rows; the classes are"
             f" {listed(names)}",
         )
     if loaded.drawn is not None:
         rows = rows.filter(np.isin(rows["row"], loaded.drawn))
         counts = f"{len(rows):,} rows of {options.data} were drawn at random"
-        emit(Info(f"{counts}, and only these are scored; the others were chosen {HARD}"))
+        emit(Info(f"{counts}; only these are scored, because the others were chosen {HARD}"))
         if not len(rows):
             remedy = "label more texts: finetune label draws a quarter of them at random"
-            raise DataError(f"{counts}, and only these can be scored", remedy=remedy)
+            raise DataError(f"{counts}; only random rows can be scored", remedy=remedy)
     return with_labels(rows, loaded.task.decode(rows["label"]), task=task)
 
 
 def _check_options(options: DataConfig, source: str) -> None:
-    """Raise an error for an option that has no effect with the source."""
+    """Raise an error for options that have no effect on the source."""
     for known_field in fields(DataConfig):
         option, value = OPTIONS[known_field.name], getattr(options, known_field.name)
         text = str(value)
@@ -357,12 +357,12 @@ def _check_options(options: DataConfig, source: str) -> None:
                 remedy=f"drop it; it applies to {' or '.join(option.goes_with)}",
             )
     if source in KNOWN_BY_NAME and options.task not in (AUTO, Single.name):
-        message = f"--data {source} has classes, so --task {options.task} can't be used"
+        message = f"--task {options.task} can't be used with the classes of --data {source}"
         raise UsageError(message, remedy="drop --task")
 
 
 def source_name(source: str) -> str:
-    """Return a short name for a source, fit for a folder.
+    """Return a short name for a source, suitable for a folder.
 
     >>> source_name("data/reviews.csv"), source_name("hub:owner/name:part@refs/pr/1")
     ('reviews', 'name-part')

@@ -1,6 +1,6 @@
-"""Lists files in folders and archives, unpacks files, and rejects files that are not tables.
+"""Lists files in folders and archives, unpacks files, and rejects files that aren't tables.
 
-words.toml has the words and patterns that identify columns, splits, encodings and files.
+words.toml contains the words and patterns that identify columns, splits, encodings and files.
 """
 
 import bz2
@@ -54,7 +54,7 @@ START_BYTES = 4096
 
 
 class _NamedFile(FileIO):
-    """A file to read; errors of the disk have its name."""
+    """A file to read. Disk errors include its name."""
 
     def readinto(self, buffer: Any, /) -> int | None:
         with naming(str(self.name)):
@@ -67,33 +67,33 @@ class _NamedFile(FileIO):
 
 @dataclass(frozen=True)
 class Content:
-    """The bytes of a file, unpacked if needed; its path may continue inside an archive."""
+    """The bytes of a file, unpacked if needed. The path can continue inside an archive."""
 
     path: Path
     unpacked: bytes | None = None
 
     @property
     def suffix(self) -> str:
-        """The suffix, in lower case, of the file or of what is packed in it."""
+        """The lowercase suffix of the file, or of the file packed in it."""
         path = Path(self.path.name.lower())
         is_packed = self.unpacked is not None and path.suffix in PACKED_SUFFIXES
         return Path(path.stem).suffix if is_packed else path.suffix
 
     def open(self) -> BinaryIO:
-        """Open it from its start."""
+        """Open the file at its start."""
         if self.unpacked is not None:
             return BytesIO(self.unpacked)
         return BufferedReader(_NamedFile(self.path))
 
     def start(self, size_bytes: int) -> bytes:
-        """Return its first bytes."""
+        """Return the first bytes."""
         with self.open() as file:
             return file.read(size_bytes)
 
 
 def holds_files(path: Path) -> bool:
-    """Return whether a path is a folder or an archive, and not an office document."""
-    if os.path.isdir(path):  # no error if a name is too long
+    """Return whether a path is a folder or an archive, but not an office document."""
+    if os.path.isdir(path):  # false for a name that is too long
         return True
     if not os.path.isfile(path) or not Content(path).start(len(ZIP)).startswith((ZIP, EMPTY_ZIP)):
         return False
@@ -102,9 +102,9 @@ def holds_files(path: Path) -> bool:
 
 
 def names_in(path: Path) -> list[str]:
-    """Return the names of the files in a folder, or in an archive, that are not hidden."""
+    """Return the names of the visible files in a folder or archive."""
     if path.is_dir():
-        # Hidden folders, such as .git, may have very many files.
+        # Hidden folders, such as .git, can contain very many files.
         patterns = ["/".join(["[!.]*"] * depth) for depth in range(1, MAX_DEPTH + 1)]
         files = [file for pattern in patterns for file in path.glob(pattern) if file.is_file()]
         names = [file.relative_to(path).as_posix() for file in files]
@@ -117,7 +117,7 @@ def names_in(path: Path) -> list[str]:
 
 
 def read_members(path: Path, names: Sequence[str]) -> list[Content]:
-    """Return files of a folder, or of an archive, which are unpacked into memory."""
+    """Return files of a folder or archive. Archives are unpacked into memory."""
     if path.is_dir():
         return [_unpack_file(Content(path / name)) for name in names]
     with explained("archive", path=path), ZipFile(path) as archive:
@@ -125,14 +125,14 @@ def read_members(path: Path, names: Sequence[str]) -> list[Content]:
 
 
 def unpack(path: Path, suffixes: Sequence[str] = (), member: str | None = None) -> Content:
-    """Return a file, or the only or chosen table of a folder or an archive."""
+    """Return a file, or the only or chosen table of a folder or archive."""
     if holds_files(path):
         names = names_in(path)
         tables = names if member else find_tables(names, suffixes) or names
         return read_members(path, [choose_member(tables, member, path=path)])[0]
     if not os.path.isfile(path):
-        what = f"{path} is not a file" if is_there(path) else f"there is no file {path}"
-        raise DataNotFoundError(what, remedy="check the name")
+        what = f"{path} is not a file" if is_there(path) else f"file not found: {path}"
+        raise DataNotFoundError(what, remedy="check the path")
     return _unpack_file(Content(path))
 
 
@@ -145,7 +145,7 @@ def _unpack_file(content: Content) -> Content:
 
 
 def find_tables(names: Sequence[str], suffixes: Sequence[str]) -> list[str]:
-    """Return the topmost tables: by suffix, by a split name, or the only file."""
+    """Return the topmost tables: by suffix, by split name, or the only file."""
     depths = {name: len(PurePosixPath(name).parts) for name in names}
     shown = without_about(names)
     for depth in sorted({depths[name] for name in shown}):
@@ -157,14 +157,14 @@ def find_tables(names: Sequence[str], suffixes: Sequence[str]) -> list[str]:
 
 
 def without_about(names: Iterable[str]) -> list[str]:
-    """Return the files that don't describe a dataset, as its license does."""
+    """Drop files that describe a dataset, such as its license."""
     return [name for name in names if not ABOUT.match(PurePosixPath(name).name)]
 
 
 def report_ignored(
     path: Path, names: Iterable[str], used: Sequence[Path], suffixes: Sequence[str]
 ) -> None:
-    """Warn about the tables in a file, or anywhere in a folder or archive, that are not used."""
+    """Warn about unused tables in a file, or anywhere in a folder or archive."""
     files = without_about(names_in(path)) if holds_files(path) else []
     tables = dict.fromkeys(
         [*names, *(name for name in files if name.lower().endswith((*suffixes,)))]
@@ -188,13 +188,13 @@ def choose_member(names: Sequence[str], member: str | None, *, path: Path) -> st
 
 
 def find_split(name: str) -> str:
-    """Return the split that the last known word in a name stands for; "" if there is none."""
+    """Return the split of the last known word in a name, or "" for none."""
     words = [SPLIT_BY_WORD.get(word, "") for word in re.split(r"[\W_]|\d", name.casefold())]
     return next(filter(None, reversed(words)), "")
 
 
 def splits_named(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the tables of each split, based on their names; empty if ambiguous.
+    """Group tables into splits by their names. Return an empty dict if ambiguous.
 
     >>> splits_named(["in/train_1.csv", "in/train_2.csv", "x_test.csv", "sample.csv"])
     {'train': ['in/train_1.csv', 'in/train_2.csv'], 'test': ['x_test.csv']}
@@ -219,7 +219,7 @@ def splits_named(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def is_workbook(content: Content) -> bool:
-    """Return whether a file is a spreadsheet that can be read: .xlsx, .xlsb, .xls or .ods."""
+    """Return whether a file is a readable spreadsheet: .xlsx, .xlsb, .xls or .ods."""
     if content.start(len(OLE)) == OLE:
         return content.suffix not in WORDS["documents"]
     names = _names_in_zip(content)
@@ -230,7 +230,7 @@ def is_workbook(content: Content) -> bool:
 
 
 def reject_foreign(content: Content) -> None:
-    """Raise an error with the type of an unsupported file, and how to export it."""
+    """Raise an error for an unsupported file, with its type and how to export it."""
     start, names = content.start(START_BYTES), _names_in_zip(content)
     is_text = b"\0" not in start and not start.startswith((b"PK", b"{\\rtf", b"bplist"))
     if not is_text or content.suffix in (".yml", ".yaml"):
@@ -247,7 +247,7 @@ def reject_foreign(content: Content) -> None:
 
 
 def reject_parts(path: Path, names: Iterable[str]) -> None:
-    """Raise an error for an archive or a folder with the files of a document."""
+    """Raise an error for an archive or folder that contains the files of a document."""
     for part, document in WORDS["parts"].items():
         if any(re.fullmatch(part, name) for name in names):
             raise _not_a_table(path, *document)
@@ -265,7 +265,7 @@ def _not_a_table(path: Path, kind: str, remedy: str) -> DataUnreadableError:
 
 
 def _names_in_zip(content: Content) -> list[str]:
-    """Return the names in a ZIP file; none if it is damaged or not a ZIP file."""
+    """Return the names in a ZIP file, or none if it is damaged or not a ZIP file."""
     if content.start(len(ZIP)) != ZIP:
         return []
     try:

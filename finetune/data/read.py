@@ -1,6 +1,6 @@
-"""Files become tables: as they are (``SourceTable``), or with every value as text (``RawTable``).
+"""Reads files as tables: unchanged (``SourceTable``), or every value as text (``RawTable``).
 
-``FORMATS``, at the end, has all file formats, also those that write.py can write.
+``FORMATS``, at the end, lists all file formats, including those that write.py can write.
 """
 
 import json
@@ -45,7 +45,7 @@ UNSAVED = "formulas whose values were not saved; open it in Excel or LibreOffice
 
 
 class Sheet(NamedTuple):
-    """The sheet of a spreadsheet with a table, and the row of its header, counted from 1."""
+    """A spreadsheet sheet that contains a table, and its header row, counted from 1."""
 
     content: Content
     name: str
@@ -54,15 +54,15 @@ class Sheet(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceTable:
-    """A table as stored in its file: all rows and columns, in their order.
+    """A table as stored in its file: all rows and columns, in order.
 
     Args:
         frame: Columns have Arrow types, or Python objects if they come from Excel or mixed JSON.
-            The index has the number of each row.
-        unit: What the numbers count: ``line``, or ``row`` of a sheet or of other data, from 1.
-        class_names: The class names per column, if the file has them.
-        left_out: The content of columns that have neither text nor numbers, and maybe a remedy.
-        layout: Where the rows are in the file, to add columns to a copy of it.
+            The index contains row numbers.
+        unit: What the numbers count, from 1: ``line``, or ``row`` of a sheet or other data.
+        class_names: Class names by column, if the file contains them.
+        left_out: Content of columns with neither text nor numbers, optionally with a remedy.
+        layout: Where the rows are in the file, for adding columns to a copy.
     """
 
     path: Path
@@ -74,7 +74,7 @@ class SourceTable:
     layout: Delimited | Sheet | None = None
 
     def texts(self) -> tuple[dict[str, pyarrow.ChunkedArray], dict[str, str]]:
-        """Return the columns as text, and what columns hold that have neither text nor numbers."""
+        """Return the columns as text, and describe columns with neither text nor numbers."""
         columns, left_out = {}, {**self.left_out}
         for name in [name for name in self.frame if name not in left_out]:
             if (column := as_texts(self.frame[name])) is None:
@@ -84,7 +84,7 @@ class SourceTable:
         return columns, left_out
 
     def records(self) -> Iterator[list[dict[str, Any]]]:
-        """Yield the rows in pieces, with missing values as ``None``."""
+        """Yield the rows in chunks, with missing values as None."""
         for start in range(0, len(self.frame), STREAM_ROWS):
             piece = self.frame.iloc[start : start + STREAM_ROWS]
             values = [list_of(series) for _, series in piece.items()]
@@ -93,9 +93,9 @@ class SourceTable:
 
 @dataclass(frozen=True)
 class RawTable:
-    """The columns of a file, every value as text, which is empty for missing ones; lists are JSON.
+    """The columns of a file with every value as text: empty if missing, lists as JSON.
 
-    ``numbers`` are the lines, or the rows of a sheet, from 1: [rows]. ``place`` describes one:
+    ``numbers`` are the lines or sheet rows, from 1: [rows]. ``place`` describes one:
     ``line 7 of reviews.csv``.
     """
 
@@ -107,14 +107,14 @@ class RawTable:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def where(self, is_kept: pyarrow.ChunkedArray) -> "RawTable":
-        """Return the rows for which a boolean column is true."""
+        """Return the rows where a boolean column is true."""
         mask = is_kept.to_numpy()
         columns = self.columns if mask.all() else self.columns.filter(is_kept)
         return replace(self, columns=columns, numbers=self.numbers[mask])
 
 
 def join_tables(tables: Sequence[RawTable]) -> RawTable:
-    """Return the rows of several files as one table, with their common columns."""
+    """Concatenate the rows of several files, with their common columns."""
     if len(tables) == 1:
         return tables[0]
     names = [set(table.columns.column_names) for table in tables]
@@ -140,21 +140,21 @@ def read_file(path: Path, options: DataConfig) -> RawTable:
     if not len(frame) and not source.left_out:
         raise DataUnreadableError(f"{path} has no rows", remedy="add one row per text")
     if survey_rows := delimited.count_survey_rows(frame.head(2).values.tolist()):
-        emit(Info(f"the rows with questions and IDs below the header of {path} are left out"))
+        emit(Info(f"ignoring the rows with questions and IDs below the header of {path}"))
         frame = frame.iloc[survey_rows:]
     frame = labeling_tools.convert(frame)
     columns, left_out = replace(source, frame=frame).texts()
     if listed := ", ".join(f"{name!r} ({content})" for name, content in left_out.items()):
-        ignored = f"columns of {path} are ignored, because they have neither text nor numbers"
+        ignored = f"ignoring columns of {path} with neither text nor numbers"
         emit(Info(f"{ignored}: {listed}"))
     for name in source.class_names.keys() & columns.keys():
         convert = partial(_name_classes, names=source.class_names[name])
         columns[name] = map_values(columns[name], convert)
     table, numbers = pyarrow.table(columns), frame.index.to_numpy(np.int64)
     if source.layout and delimited.ends_with_total(table):  # people write totals, programs don't
-        emit(Info(f"the last row of {path} is a total and is left out"))
+        emit(Info(f"ignoring the last row of {path}, which is a total"))
         table, numbers = table.slice(0, len(table) - 1), numbers[:-1]
-    unit = source.unit  # the places of rows are kept longer than the source
+    unit = source.unit  # row descriptions outlive the source
     return RawTable(
         path,
         table,
@@ -166,21 +166,21 @@ def read_file(path: Path, options: DataConfig) -> RawTable:
 
 
 def read_source(path: Path, options: DataConfig, *, readable_only: bool = False) -> SourceTable:
-    """Read the table of a file, compressed or not, with its own types.
+    """Read the table of a file, compressed or not, with its original types.
 
     Args:
-        readable_only: Leave out columns of a Parquet file with vectors or bytes, which are large.
+        readable_only: Skip Parquet columns with vectors or bytes, which are large.
     """
     with naming(path):
         content = packed.unpack(path, TABLE_SUFFIXES, options.table)
         found, is_member = _find_format(content), content.path != path
         if options.table and not is_member and not found.has_several:
             remedy = f"drop --table {options.table}"
-            raise DataNotFoundError(f"{content.path} has one table only", remedy=remedy)
+            raise DataNotFoundError(f"{content.path} contains only one table", remedy=remedy)
         return found.read(content, options, readable_only)
 
 
-# Delimited text, and lines of fastText, where ``__label__good`` is a label.
+# Delimited text, and fastText lines, where ``__label__good`` is a label.
 
 
 def _read_delimited(content: Content, options: DataConfig, _narrow: bool) -> SourceTable:
@@ -214,12 +214,12 @@ def _find_text(content: Content, options: DataConfig) -> TextFile:
 
 def _source_of(text: TextFile, frame: pandas.DataFrame, lines: Sequence[int] = ()) -> SourceTable:
     written = FileFormat(encoding=text.encoding, line_end=text.line_end())
-    if len(lines) != len(frame):  # an object may take several lines
+    if len(lines) != len(frame):  # an object can span several lines
         return SourceTable(text.path, _numbered(frame), written, "row")
     return SourceTable(text.path, frame.set_index(np.array(lines, np.int64)), written, "line")
 
 
-# Lines of JSON.
+# JSON Lines.
 
 
 def _is_json(content: Content, start: bytes) -> bool:
@@ -247,14 +247,14 @@ def _read_json_lines(content: Content, options: DataConfig, _narrow: bool) -> So
 
 
 def _numbered(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Return a frame whose rows are counted from 1."""
+    """Return a frame with rows numbered from 1."""
     return frame.set_index(pandas.RangeIndex(1, len(frame) + 1))
 
 
 def _read_by_arrow(
     text: TextFile, schema: pyarrow.Schema | None = None, *, rows: int
 ) -> pyarrow.Table | None:
-    """Return the columns as Arrow reads them, or ``None`` if it can't read them exactly."""
+    """Read the columns with Arrow. Return None if Arrow can't read them exactly."""
     try:
         table = arrow_json.read_json(
             text.open_for_arrow(),
@@ -286,7 +286,7 @@ def _frame_of(records: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
     return pandas.DataFrame(columns, dtype=object)
 
 
-# Documents of JSON.
+# JSON documents.
 
 
 def _read_json(content: Content, options: DataConfig, _narrow: bool) -> SourceTable:
@@ -300,7 +300,7 @@ def _parse_tables(text: TextFile, options: DataConfig, *, are_lines: bool) -> pa
     tables = dict(_find_tables(values if len(values) > 1 or are_lines else values[0]))
     if not tables:
         raise DataUnreadableError(
-            f"{text.path} contains no list of objects",
+            f"{text.path} doesn't contain a list of objects",
             remedy='write a list of objects, such as [{"text": "Good.", "label": "praise"}]; pandas'
             ' writes it with orient="records"; pass a configuration with --config',
         )
@@ -308,7 +308,7 @@ def _parse_tables(text: TextFile, options: DataConfig, *, are_lines: bool) -> pa
 
 
 def _parse_json(text: TextFile) -> list[Any]:
-    """Return the values of a file, with or without commas between them."""
+    """Parse the values of a file, with or without commas between them."""
     content = text.open().read().rstrip()
     decoder, values, end = json.JSONDecoder(), [], 0
     try:
@@ -320,7 +320,7 @@ def _parse_json(text: TextFile) -> list[Any]:
                 values.append(value)
     except (ValueError, RecursionError) as error:
         message = f"{text.path} can't be read: {' '.join(str(error).split())}"
-        raise DataUnreadableError(message, remedy="correct it there, or export it again") from error
+        raise DataUnreadableError(message, remedy="fix it there, or export it again") from error
     if SURROGATE.search(content):  # half of a surrogate pair can't be stored
         encoded = json.dumps(values, ensure_ascii=False).encode("utf-16", errors="surrogatepass")
         values = json.loads(encoded.decode("utf-16", errors="replace"))
@@ -328,7 +328,7 @@ def _parse_json(text: TextFile) -> list[Any]:
 
 
 def _find_tables(value: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """Yield lists of objects, with the keys that contain them."""
+    """Yield lists of objects, with their keys."""
     if isinstance(value, list):
         if value and {*map(type, value)} == {dict}:
             yield name, value
@@ -346,7 +346,7 @@ def _find_tables(value: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
 
 
 def _rows_of_object(value: dict[str, Any], *, is_nested: bool) -> list[Any]:
-    """Return the rows of an object that is a table by itself: a list per column, or per label."""
+    """Return the rows of an object that is itself a table: a list per column or per label."""
     inner = list(value.values())
     kinds = {*map(type, inner)}
     if kinds == {list}:
@@ -369,7 +369,7 @@ def _rows_of_object(value: dict[str, Any], *, is_nested: bool) -> list[Any]:
 
 
 def _read_parquet(content: Content, _options: DataConfig, readable_only: bool) -> SourceTable:
-    """Return the columns; numbers of classes that have names stay numbers."""
+    """Read the columns. Class numbers with names stay numbers."""
     path, unpacked = content.path, content.unpacked
     emit(Info(f"reading {path}"))
     try:
@@ -379,7 +379,7 @@ def _read_parquet(content: Content, _options: DataConfig, readable_only: bool) -
         large = [column.name for column in schema if readable_only and not is_read(column.type)]
         first: Any = next(file.iter_batches(1, columns=large), None)
         table = file.read(columns=[name for name in schema.names if name not in large])
-        table.validate(full=True)  # texts may be other bytes than UTF-8
+        table.validate(full=True)  # texts may not be valid UTF-8
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         message = f"{path} is not Parquet: {reason_of(error)}"
         raise DataUnreadableError(message, remedy="export it again") from error
@@ -398,21 +398,21 @@ def _read_parquet(content: Content, _options: DataConfig, readable_only: bool) -
 
 
 def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
-    """Return the class names per column that the library datasets stores in a schema."""
+    """Return class names by column, which the `datasets` library stores in the schema."""
     if b"huggingface" not in metadata:
         return {}
     from datasets import ClassLabel, Features
 
     try:
         features = Features.from_dict(json.loads(metadata[b"huggingface"])["info"]["features"])
-    except (KeyError, TypeError, ValueError):  # of another version
+    except (KeyError, TypeError, ValueError):  # written by another version
         return {}
     kinds = {name: getattr(kind, "feature", kind) for name, kind in features.items()}
     return {name: kind.names for name, kind in kinds.items() if isinstance(kind, ClassLabel)}
 
 
 def _name_classes(value: str, *, names: Sequence[str]) -> str:
-    """Return the name of a class for its number, or the names in a list of numbers."""
+    """Return the class name for a number, or the names for a list of numbers."""
     if value.startswith("["):
         classes = [_name_classes(number, names=names) for number in json.loads(value)]
         return json.dumps(classes, ensure_ascii=False)
@@ -425,14 +425,14 @@ def _name_classes(value: str, *, names: Sequence[str]) -> str:
 
 
 def _read_workbook(content: Content, options: DataConfig, _narrow: bool) -> SourceTable:
-    """Return the one sheet with rows that is not hidden, or the chosen one."""
+    """Read the chosen sheet, or the only visible sheet with rows."""
     path = content.path
     emit(Info(f"reading {path}: a spreadsheet"))
     sheet_name, table = _read_sheet(content, options)
     rows = [[as_text(cell) or "" for cell in row] for row in table.head(1_000).values.tolist()]
     start = delimited.find_start(rows, options, is_grid=True)
     if start:
-        emit(Info(f"the table of {path} begins in row {table.index[start] + 1}, below other lines"))
+        emit(Info(f"the table of {path} starts in row {table.index[start] + 1}, below other lines"))
     names, has_header = delimited.find_names(rows[start:], options, path=path)
     body = table.iloc[start + int(has_header) :]
     empty = [name for name, is_empty in zip(names, body.isna().all(), strict=True) if is_empty]
@@ -452,7 +452,7 @@ def _read_workbook(content: Content, options: DataConfig, _narrow: bool) -> Sour
 
 
 def _read_sheet(content: Content, options: DataConfig) -> tuple[str, pandas.DataFrame]:
-    """Return the sheet without empty rows and columns, with merged cells filled down."""
+    """Return a sheet without empty rows and columns, with merged cells filled."""
     path = content.path
     try:
         with content.open() as file:
@@ -471,9 +471,9 @@ def _read_sheet(content: Content, options: DataConfig) -> tuple[str, pandas.Data
             f"{path} can't be read as a spreadsheet: {error}", remedy=SAVE_AGAIN
         ) from error
     if len(names) < len(filled):
-        emit(Info(f"hidden sheets of {path} are ignored; --table chooses one"))
+        emit(Info(f"ignoring hidden sheets of {path}; --table chooses one"))
     if merged:
-        emit(Info(f"merged cells of {path} have the value of their first row"))
+        emit(Info(f"filling merged cells of {path} with the value of their first row"))
     for (top, left), (bottom, _) in merged:
         for row in range(top + 1, min(bottom + 1, len(cells))):
             cells[row][left] = cells[top][left]
@@ -490,7 +490,7 @@ def _read_sheet(content: Content, options: DataConfig) -> tuple[str, pandas.Data
 
 
 def _plain_cell(cell: Any) -> Any:
-    """Return a cell as a user types it: whole numbers without a point, empty cells as ``None``."""
+    """Return a cell as typed: whole numbers without a decimal point, empty cells as None."""
     if isinstance(cell, float):
         return None if cell != cell else int(cell) if cell.is_integer() else cell
     return cell
@@ -512,16 +512,16 @@ class Format:
     """A file format.
 
     Args:
-        suffixes: Of the files that are found in folders, in archives and on the Hub.
-        read: Returns the table. If the last argument is true, large columns of vectors and bytes
-            are left out.
-        recognizes: Whether a file has the format, from its content and from its first bytes,
-            without spaces. All other files have the first of ``FORMATS``.
-        is_binary: Text is compared with files that are not tables, such as web pages.
-        has_several: Whether ``--table`` chooses one of several tables.
+        suffixes: Suffixes of files in folders, in archives and on the Hub.
+        read: Reads the table. If the last argument is true, large columns of vectors and bytes
+            are skipped.
+        recognizes: Whether a file has this format, from its content and its first bytes,
+            without spaces. All other files have the first format in ``FORMATS``.
+        is_binary: If false, files that aren't tables, such as web pages, are detected.
+        has_several: Whether a file can contain several tables, for ``--table``.
         write: Writes a table with predictions.
-        write_suffixes: Of the files that are written, if not ``suffixes``.
-        number: Returns a score as it is written. If None, lists and objects are written as well.
+        write_suffixes: Suffixes of written files, if not ``suffixes``.
+        number: Formats a score for writing. If None, lists and objects are written as well.
     """
 
     suffixes: tuple[str, ...]

@@ -1,6 +1,6 @@
-"""Reads texts to classify: lines as they arrive, or the rows of a table with all columns.
+"""Reads texts to classify: lines as they arrive, or table rows with all columns.
 
-Modules that read tables are imported only for tables.
+Modules for reading tables are imported only for tables.
 """
 
 import os
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from finetune.data.read import SourceTable
 # The capacity of a pipe.
 CHUNK_BYTES = 2**16
-# Columns are chosen from this many rows.
+# Columns are chosen based on this many rows.
 SAMPLE_ROWS = 10_000
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts, or pairs of texts, some of which are missing or blank, and the table of their rows."""
+    """Texts or text pairs, some missing or blank, and the table that they come from."""
 
-    texts: Any  # a list, or a column of Arrow
+    texts: Any  # a list or an Arrow column
     pairs: Any = None
     source: "SourceTable | None" = None
     columns: "Columns" = field(default_factory=dict)  # of the table
@@ -39,7 +39,7 @@ class Texts:
         return len(self.texts)
 
     def __getitem__(self, rows: slice) -> "Texts":
-        """Return some of the texts, as lists."""
+        """Return a slice of the texts, as lists."""
         texts, pairs = (
             column[rows].to_pylist() if hasattr(column, "to_pylist") else column and column[rows]
             for column in (self.texts, self.pairs)
@@ -49,14 +49,14 @@ class Texts:
 
     @property
     def is_filled(self) -> list[bool]:
-        """Whether each text, or both of a pair, are more than spaces."""
+        """Whether each text, or both texts of a pair, are non-blank."""
         columns = [column for column in (self.texts, self.pairs) if column is not None]
         return [
             all(text and not text.isspace() for text in row) for row in zip(*columns, strict=True)
         ]
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the rows of the table, or empty rows without a table."""
+        """Return the table rows, or empty rows without a table."""
         return [*chain(*self.source.records())] if self.source else [{}] * len(self)
 
 
@@ -70,7 +70,7 @@ def not_unicode(text: str, error: UnicodeEncodeError) -> DataUnreadableError:
 
 
 def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator[Texts]:
-    """Yield the lines of a stream, in lists of the lines that are available so far."""
+    """Yield the lines of a stream, in batches of the lines available so far."""
     from finetune.data.encoding import decode
 
     chunks = iter(partial(stream.read1, CHUNK_BYTES), b"")  # type: ignore[attr-defined]
@@ -84,13 +84,13 @@ def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator
     if line:
         yield Texts([line.removesuffix("\r")])
     elif is_empty:
-        raise DataNotFoundError(f"{name} has no texts", remedy="write one text per line")
+        raise DataNotFoundError(f"{name} contains no texts", remedy="write one text per line")
 
 
 def read_texts(
     path: Path, options: "DataConfig", *, as_lines: bool, reads_pairs: bool = False
 ) -> Iterator[Texts]:
-    """Return the texts of the text column of a table, or the lines of another file."""
+    """Read the text column of a table, or the lines of another file."""
     from finetune.data.delimited import has_columns_of_run
     from finetune.data.encoding import find_text
     from finetune.data.packed import Content, unpack
@@ -100,7 +100,7 @@ def read_texts(
         remedy = "pass a table, or a file with one text per line"
         raise DataNotFoundError(f"{path} is a folder", remedy=remedy)
     if not is_there(path):
-        raise DataNotFoundError(f"there is no file {path}", remedy="check the name and the folder")
+        raise DataNotFoundError(f"file not found: {path}", remedy="check the path")
     is_table = path.suffix.lower() in TABLE_SUFFIXES and path.suffixes[-2:-1] != [".txt"]
     content, encoding = Content(path), options.encoding
     if path.is_file() and (as_lines or not is_table):
@@ -114,7 +114,7 @@ def read_texts(
 
 
 def texts_of_table(source: "SourceTable", options: "DataConfig", *, reads_pairs: bool) -> Texts:
-    """Return the texts of a table, from the columns of the options or of the run."""
+    """Return the texts in the columns set by options or by the run."""
     import pyarrow
 
     from finetune.data.columns import PAIR, TEXT, choose_columns, describing, join_texts

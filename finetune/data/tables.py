@@ -1,6 +1,6 @@
-"""Turns tables of files into splits: choose columns, parse labels, and drop incomplete rows.
+"""Turns tables into splits: chooses columns, parses labels, drops incomplete rows.
 
-The steps are in :func:`read_tables`, in the order in which a row passes them.
+:func:`read_tables` lists the steps in the order in which they apply to a row.
 """
 
 import re
@@ -67,14 +67,14 @@ from finetune.tasks.regression import Regression
 FEW_ROWS = 10
 # If more multi-label rows than this fraction have no label, the user has to decide.
 MANY_EMPTY = 0.05
-# A table with one row per text and label repeats texts in at least 20% of the rows, but hardly any
+# In a table with one row per text and label, at least 20% of the rows repeat a text, but hardly any
 # text with the same label.
 LONG_FORMAT_ROWS, LONG_FORMAT_REPEATS, LONG_FORMAT_SAMPLE = 0.2, 0.05, 20_000
 SPLIT_NAMES = NAMES["split"]
 SPLIT_BY_VALUE: dict[str, str] = SPLIT_BY_WORD | {
     word: name for name, words in WORDS["splits_in_columns"].items() for word in words.split()
 }
-HELD_OUT = "rows of the training split are held out instead"
+HELD_OUT = "training rows are held out instead"
 # Bytes of quotes, spaces and byte order marks around a name.
 MAX_PADDING = 10
 MAX_SPLITS, MAX_SPLIT_LENGTH, MAX_UNUSED = 20, 30, 12
@@ -86,7 +86,7 @@ INTEGER, INTEGERS = re.compile(r"\d+"), r"\W*\d+(\W+\d+)*\W*"
 
 
 def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> LoadedData:
-    """Read each split from its files; one file may hold several splits, and so may a folder."""
+    """Read each split from its files. A file or a folder can contain several splits."""
     tables = read_splits(files["train"], options)
     are_published = len(tables) > 1 or options.data.startswith(HUB_PREFIX)
     rest = replace(options, table=None)
@@ -109,7 +109,7 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
         if split != "train":
             known = _known_rows(split, tables[split], rows, task, options)
         if not len(known):
-            emit(WarningMessage(f"the {split} split is left out: no row is left", remedy=HELD_OUT))
+            emit(WarningMessage(f"the {split} split is ignored: no rows are left", remedy=HELD_OUT))
             continue
         splits[split] = with_labels(known, known["label"], task=task)
     return LoadedData(
@@ -124,7 +124,7 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
 
 
 def _find_drawn(table: RawTable) -> NDArray[np.int64] | None:
-    """Return the numbers of the rows that ``finetune label`` drew at random; None for others."""
+    """Return the row numbers that ``finetune label`` drew at random, or None for other tables."""
     if not {"how", "row"} <= {*table.columns.column_names}:
         return None
     how = table.columns["how"]
@@ -133,13 +133,13 @@ def _find_drawn(table: RawTable) -> NDArray[np.int64] | None:
 
 
 def _only(table: RawTable, name: str | None) -> RawTable:
-    """Return a table without texts, which may be large, to find the places of rows."""
+    """Return a table without texts, which can be large, for describing rows."""
     names = [name] if name in table.columns.column_names else []
     return replace(table, columns=table.columns.select(names))
 
 
 def place_of(table: RawTable, number: int) -> str:
-    """Describe the place of a row in its file, with its id."""
+    """Describe the position of a row in its file, with its ID."""
     place, name = table.place(number), find_ids(table.columns)
     if name is None:
         return place
@@ -147,7 +147,7 @@ def place_of(table: RawTable, number: int) -> str:
 
 
 def _choose_columns(train: RawTable, options: DataConfig) -> Columns:
-    """Return the columns of texts and labels, and report those that were guessed."""
+    """Choose the text and label columns, and report guesses."""
     with describing(train.left_out):
         columns = choose_columns(train.columns, options, table=str(train.path))
     second = f", second texts from {columns[PAIR].name!r}" if PAIR in columns else ""
@@ -164,7 +164,7 @@ def _choose_columns(train: RawTable, options: DataConfig) -> Columns:
 def _read_rows(
     tables: Mapping[str, RawTable], columns: Columns, options: DataConfig, *, ids: str | None
 ) -> tuple[Task, dict[str, pyarrow.Table], pyarrow.Table]:
-    """Return the task, the rows of each split with texts and a label, and unlabeled texts."""
+    """Return the task, the labeled rows of each split, and unlabeled texts."""
     train, label = tables["train"], columns[LABEL].names
     labels = [read_labels(table.columns, label) for table in tables.values()]
     if len(label) == 1:
@@ -178,14 +178,14 @@ def _read_rows(
     training = labels[list(tables).index("train")]
     count = len(training) - (pc.sum(pc.equal(training, "")).as_py() or 0)
     distinct = distinct_values([training])
-    # Without marks for no, a row of blank cells may have none of the classes.
+    # Without marks for no, a row of blank cells can mean none of the classes.
     may_be_none = len(label) > 1 and "" in distinct and not say_no(train.columns, label)
     if options.task == AUTO and may_be_none and options.empty_labels != "unlabeled":
         options = replace(options, task=Multi.name)
     kind, reason = choose_task_type(options.task, distinct, names=names, rows=count)
     emit(Info(f"task: {kind.name}{f', {reason}' if reason else ''}"))
     if kind.problem_type == MULTI:
-        # A row without a class is [] in lists, and 0 in all indicator columns.
+        # A row without classes is [] in lists, and 0 in all indicator columns.
         has_lists = len(label) == 1 and are_lists({*distinct} - {""})
         has_missing = has_lists or (len(label) > 1 and say_no(train.columns, label))
         labels = _read_empty(labels, options, has_missing=has_missing, path=train.path)
@@ -208,12 +208,12 @@ def _read_rows(
 
 
 def _check_declared(labels: pyarrow.ChunkedArray, task: Task, *, path: Path) -> None:
-    """Raise ``DataError`` if labels are not among the classes that the file or an option names."""
+    """Raise ``DataError`` for labels that are not among the declared classes."""
     distinct = distinct_values([flat_values(labels)]) if task.class_names else []
     if unknown := [name for name in distinct if name not in task.class_numbers]:
         raise DataError(
-            f"{path} has labels that are not among the declared classes: {listed(unknown)}",
-            remedy="add them to --classes, or correct the rows",
+            f"{path} contains labels that are not declared as classes: {listed(unknown)}",
+            remedy="add them to --classes, or fix the rows",
         )
 
 
@@ -222,7 +222,7 @@ def _first_place(table: RawTable, is_wanted: pyarrow.ChunkedArray) -> str:
 
 
 def _check_filled_down(table: RawTable, label: str) -> None:
-    """Report labels that stand only in the first row of each group, as merged cells do."""
+    """Report labels that are only in the first row of each group, like merged cells."""
     column = table.columns[label]
     filled = column.filter(pc.not_equal(column, "")).combine_chunks()
     if not (2 <= len(filled) <= len(column) // 2 and column[0].as_py()):
@@ -241,7 +241,7 @@ def _check_filled_down(table: RawTable, label: str) -> None:
 def _read_empty(
     labels: list[pyarrow.ChunkedArray], options: DataConfig, *, has_missing: bool, path: Path
 ) -> list[pyarrow.ChunkedArray]:
-    """Return labels; an empty cell means unlabeled, or no class if this option is set."""
+    """Return labels. An empty cell means unlabeled or, if this option is set, no class."""
     is_empty = [pc.equal(pc.utf8_trim_whitespace(column), "") for column in labels]
     if options.empty_labels == "none":
         columns = zip(is_empty, labels, strict=True)
@@ -254,7 +254,7 @@ def _read_empty(
     )
     if count > max(1, MANY_EMPTY * rows) and not (says_none or has_missing or is_decided):
         raise UsageError(
-            f"{count:,} of {rows:,} rows of {path} have no label: they may not be labeled yet, or"
+            f"{count:,} of {rows:,} rows of {path} have no label: they could be unlabeled, or"
             " have none of the classes",
             remedy="choose --empty-labels unlabeled, which skips them, or --empty-labels none,"
             " which trains on them",
@@ -263,8 +263,8 @@ def _read_empty(
 
 
 def _is_long_format(rows: pyarrow.Table, keys: Sequence[str]) -> bool:
-    """Return whether many texts are in several rows, each time with another label."""
-    if (every := len(rows) // LONG_FORMAT_SAMPLE) > 1:  # all rows of the texts of some lengths
+    """Return whether many texts appear in several rows, each time with another label."""
+    if (every := len(rows) // LONG_FORMAT_SAMPLE) > 1:  # all rows of texts with some lengths
         lengths = pc.binary_length(rows["text"]).to_numpy() % every
         rows = rows.filter(pyarrow.array(lengths == lengths[0]))
     if pyarrow.types.is_list(rows["label"].type):
@@ -282,18 +282,18 @@ def _is_long_format(rows: pyarrow.Table, keys: Sequence[str]) -> bool:
 def _join_long_format(
     rows: dict[str, pyarrow.Table], options: DataConfig, *, path: Path
 ) -> dict[str, pyarrow.Table]:
-    """Return one row per text with all its labels, if there is one per text and label."""
+    """Convert one row per text and label to one row per text with all its labels."""
     train, joined = rows["train"], {}
     keys = [name for name in ("text", "text_pair") if name in train.column_names]
     if not _is_long_format(train, keys):
         return rows
     texts = train.group_by(keys).aggregate([]).num_rows
-    finding = f"{len(train):,} rows of {path} have {texts:,} texts: many stand in several rows"
+    finding = f"{len(train):,} rows of {path} contain {texts:,} texts: many are in several rows"
     if options.task == AUTO:
         raise UsageError(
             f"{finding}, each time with another label",
             remedy="choose --task multi, which joins the labels of a text, or --task single, for"
-            " which all but one of them are wrong",
+            " which all but one of them is wrong",
         )
     emit(Info(f"{finding}, whose labels are joined"))
     for split, table in rows.items():
@@ -310,7 +310,7 @@ def _with_flat_labels(rows: pyarrow.Table) -> pyarrow.Table:
 
 
 def _report_missing(texts: pyarrow.ChunkedArray, *, path: Path) -> None:
-    """Warn about words for a missing text."""
+    """Warn about words that mean a missing text."""
     short = texts.filter(pc.less_equal(pc.binary_length(texts), max(map(len, MISSING))))
     words = short.filter(pc.is_in(pc.utf8_lower(short), value_set=pyarrow.array(MISSING)))
     if len(words):
@@ -324,7 +324,7 @@ def _with_labels(
 ) -> dict[str, RawTable]:
     """Return the splits that have labels and the columns of the training split.
 
-    A published split without them is left out; a file of the user is an error.
+    Published splits without them are ignored; for user files, raise an error.
     """
     kept, train = {}, tables["train"]
     for split, table in tables.items():
@@ -340,46 +340,46 @@ def _with_labels(
         complaint = f"has no labels: {', '.join(label)} is empty in all rows"
         if missing:
             listed = ", ".join(repr(name[:MAX_LABEL_LENGTH]) for name in names)
-            complaint = f"has no column {missing[0]!r} as {train.path} has, but {listed}"
+            complaint = f"has no column {missing[0]!r}, unlike {train.path}, but {listed}"
         if are_published:
-            finding = f"the {split} split is left out: it {complaint}"
+            finding = f"the {split} split is ignored: it {complaint}"
             emit(WarningMessage(finding, remedy=HELD_OUT))
         else:
             raise DataNotFoundError(
                 f"the {split} table {table.path} {complaint}",
-                remedy="give both the same columns, with their names in the first row; texts"
-                f" without labels are for finetune predict RUN {table.path}",
+                remedy="use the same columns in both, with their names in the first row; texts"
+                f" without labels can be classified with finetune predict RUN {table.path}",
             )
     return kept
 
 
 def _without_repeated_headers(table: RawTable) -> RawTable:
-    """Drop rows that repeat the names of the columns, as in joined files."""
+    """Drop rows that repeat the column names, as in concatenated files."""
     columns, rows = table.columns, np.arange(len(table.columns))
     for name in columns.column_names:
         sizes = pc.binary_length(columns[name]).to_numpy()
         rows = rows[sizes[rows] < len(name.encode()) + MAX_PADDING]
-    for name in columns.column_names:  # a byte order mark may precede the first
+    for name in columns.column_names:  # a byte-order mark can precede the first
         plain = pc.utf8_lower(pc.utf8_trim(columns[name].take(rows), '\ufeff" '))
         rows = rows[pc.equal(plain, name.strip().lower()).to_numpy()]
     if len(rows) in (0, len(columns)):
         return table
     is_header = pyarrow.chunked_array([np.isin(np.arange(len(columns)), rows)])
     first = _first_place(table, is_header)
-    emit(Info(f"{len(rows):,} rows that repeat the header are skipped, the first in {first}"))
+    emit(Info(f"skipping {len(rows):,} rows that repeat the header, the first in {first}"))
     return table.where(pc.invert(is_header))
 
 
 def _divide_by_column(tables: dict[str, RawTable], options: DataConfig) -> dict[str, RawTable]:
-    """Divide the only table by its column of splits, which is set by an option or guessed."""
+    """Divide the only table by its split column, which is set by an option or guessed."""
     name, table = options.split_column, tables["train"]
     if name == NO_COLUMN or (len(tables) > 1 and name is None):
         return tables
     if len(tables) > 1:
-        raise UsageError("--split-column only works with one file", remedy="leave it out")
+        raise UsageError("--split-column only works with one file", remedy="drop it")
     names = table.columns.column_names
     if name not in (None, *names):
-        remedy = f"there are: {', '.join(map(repr, names))}"
+        remedy = f"choose one of: {', '.join(map(repr, names))}"
         raise DataNotFoundError(f"{table.path} has no column {name!r}", remedy=remedy)
     for column_name in [name] if name else names:
         column = table.columns[column_name]
@@ -395,7 +395,7 @@ def _divide_by_column(tables: dict[str, RawTable], options: DataConfig) -> dict[
         if name or (is_known and (any(splits) or is_numbered)):
             listed = ", ".join(map(repr, sorted(words)[:5]))
             raise (DataError if name else UsageError)(
-                f"column {column_name!r} of {table.path} does not have a split in each row:"
+                f"column {column_name!r} of {table.path} doesn't contain a split in each row:"
                 f" {listed}",
                 remedy="write train, validation or test in each row, or set"
                 " --split-column to another column or none",
@@ -404,14 +404,14 @@ def _divide_by_column(tables: dict[str, RawTable], options: DataConfig) -> dict[
 
 
 def _has_many(column: pyarrow.ChunkedArray) -> bool:
-    """Return whether a column has more different values, or longer ones, than names of splits."""
+    """Return whether a column has too many or too long values for split names."""
     values = distinct_values([column.slice(0, 1_000)])
     is_short = len(values) <= MAX_SPLITS and max(map(len, values), default=0) <= MAX_SPLIT_LENGTH
     return not is_short or pc.count_distinct(column).as_py() > MAX_SPLITS
 
 
 def _split_of(value: str, *, column: str) -> str:
-    """Return the split for a value of a column such as split or is_valid; "" if none."""
+    """Return the split for a value of a column such as split or is_valid, or "" for none."""
     first, *marks = re.findall(r"[^\W\d_]+", column.casefold()) or [""]
     split = next((SPLIT_BY_VALUE[mark] for mark in marks if mark in SPLIT_BY_VALUE), "")
     if split and first == "is" and value.casefold() in YES | NO:
@@ -424,9 +424,9 @@ def _split_of(value: str, *, column: str) -> str:
 def _name_labels(
     labels: Sequence[pyarrow.ChunkedArray], options: DataConfig
 ) -> tuple[list[pyarrow.ChunkedArray], list[str]]:
-    """Replace numbers of classes, alone or in lists, by the names in a file; return these too.
+    """Replace class numbers, single or in lists, by the names in a file. Also return the names.
 
-    They count its lines from 0, or from 1 if none is 0 and one is the number of lines; -1 is none.
+    Numbers count lines from 0, or from 1 if none is 0 and one is the number of lines. -1 is none.
     """
     path = Path(options.label_names or "").expanduser()
     names = [name for _, name in find_text(unpack(path), encoding=options.encoding).lines()]
@@ -442,7 +442,7 @@ def _name_labels(
     ]
     if wrong or len(set(names)) < len(names):
         raise DataError(
-            f"the {len(names)} lines of {path} are not the names of the classes in the table, such"
+            f"the {len(names)} lines of {path} don't match the classes in the table, such"
             f" as {next(iter(wrong or known), names)!r}",
             remedy="list all classes in the file, one per line, or drop --label-names",
         )
@@ -451,16 +451,16 @@ def _name_labels(
         for value, label in known.items()
     }
     shortest = min(known, key=len, default="")
-    emit(Info(f"names of labels from {path}: {shortest} is {known.get(shortest)}"))
+    emit(Info(f"label names from {path}: {shortest} is {known.get(shortest)}"))
     return [map_values(column, lambda value: known.get(value, "")) for column in labels], names
 
 
 def _labeled_rows(
     table: RawTable, columns: Columns, labels: pyarrow.ChunkedArray, *, ids: str | None
 ) -> tuple[pyarrow.Table, pyarrow.Table]:
-    """Return the rows that have their texts and a label, and the texts that have no label.
+    """Return the rows with texts and a label, and the texts without a label.
 
-    The column ``row`` has the number of each row in the file, ``id`` its value in a column of ids.
+    The ``row`` column contains row numbers in the file, ``id`` the values of the ID column.
     """
     chosen = [columns[option] for option in (TEXT, PAIR) if option in columns]
     texts = [join_texts(table.columns, column.names) for column in chosen]
@@ -494,7 +494,7 @@ def _labeled_rows(
 def _known_rows(
     split: str, table: RawTable, rows: Mapping[str, pyarrow.Table], task: Task, options: DataConfig
 ) -> pyarrow.Table:
-    """Return the rows of a split whose labels training rows have; others are an error."""
+    """Return the rows whose labels occur in training. Raise an error for other labels."""
     known = rows["train"]["label"]
     if options.classes is not None:
         known = pyarrow.chunked_array([[*task.class_names]], "string")
@@ -510,8 +510,8 @@ def _known_rows(
         return rows[split].filter(unknown.is_null())
     first = rows[split]["row"][pc.index(is_unknown, True).as_py()].as_py()
     raise DataError(
-        f"no training row has these labels of the {split} split: {counts}; the first is"
+        f"the {split} split has labels that never occur in training: {counts}; the first is"
         f" {labels[0]!r} in {place_of(table, first)}",
-        remedy="correct them (case matters), add training rows of these classes, or"
+        remedy="fix them (case matters), add training rows of these classes, or"
         " use --skip-unknown-labels",
     )

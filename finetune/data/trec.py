@@ -1,7 +1,7 @@
 """Loads TREC: 5,452 training and 500 test questions, labeled with the type of their answer.
 
-There are 6 coarse or 50 fine classes. Li and Roth, Learning Question Classifiers, 2002. The data
-has no known license, so it is downloaded and not bundled. The bundled questions use TREC's six
+It has 6 coarse or 50 fine classes (Li and Roth, Learning Question Classifiers, 2002). The data
+has no known license, so it is downloaded, not bundled. The bundled questions use the six TREC
 classes.
 """
 
@@ -26,7 +26,7 @@ from finetune.tasks.labels import map_values
 from finetune.tasks.single import Single
 
 HUB_REPOSITORY = "CogComp/trec"
-# A commit of refs/convert/parquet: the main branch contains a script, which datasets 4 rejects.
+# A commit in refs/convert/parquet: the main branch contains a script, which datasets 4 rejects.
 HUB_REVISION = "65752bf53af25bc935a0dce92fb5b6c930728450"
 ORIGINAL_ADDRESS = "https://cogcomp.seas.upenn.edu/Data/QA/QC"
 
@@ -42,9 +42,9 @@ _FINE_BY_COARSE = {
     "NUM": "code count date dist money ord other period perc speed temp volsize weight",
 }
 COARSE = tuple(_FINE_BY_COARSE)
-"""The 6 classes, in the order of the Hub's current version."""
+"""The 6 classes, in the order of the current version on the Hub."""
 FINE = tuple(f"{coarse}:{fine}" for coarse in COARSE for fine in _FINE_BY_COARSE[coarse].split())
-"""The 50 classes, in the order of the Hub's current version."""
+"""The 50 classes, in the order of the current version on the Hub."""
 FILES = {"train": "train_5500.label", "test": "TREC_10.label"}
 
 
@@ -54,7 +54,7 @@ def load_trec(options: DataConfig) -> LoadedData:
         folder = Path(options.data_dir).expanduser()
         emit(Info(f"reading TREC from {folder}"))
         paths = {split: folder / name for split, name in FILES.items()}
-        if not os.path.isfile(paths["test"]):  # no error if a folder is not readable
+        if not os.path.isfile(paths["test"]):  # false if the folder is not readable
             del paths["test"]
         read = {split: _parse(path) for split, path in paths.items()}
         sources = [DataSource(str(path), file_sha256(path)) for path in paths.values()]
@@ -86,10 +86,10 @@ def _fetch() -> dict[str, pyarrow.Table]:
 
 
 def _parse(path: Path) -> pyarrow.Table:
-    """Return the rows of a raw file: in ISO-8859-1 as published, or a copy in UTF-8."""
+    """Parse a raw file: in ISO-8859-1 as published, or a copy in UTF-8."""
     if not os.path.isfile(path):
         remedy = f"download it from {ORIGINAL_ADDRESS}, or drop --data-dir"
-        raise DataNotFoundError(f"there is no file {path}", remedy=remedy)
+        raise DataNotFoundError(f"file not found: {path}", remedy=remedy)
     content = read_bytes(path)
     try:
         text = content.decode("utf-8-sig")
@@ -97,8 +97,8 @@ def _parse(path: Path) -> pyarrow.Table:
         text = content.decode("iso-8859-1")
     rows: dict[str, list[str]] = {"fine_label": [], "text": []}
     for number, line in enumerate(io.StringIO(text, newline=None), start=1):
-        # One space of the training file is the byte 0xF0 by accident ("sister city"); the Hub's
-        # versions mend it in this way too.
+        # One space in the training file is the byte 0xF0 by accident ("sister city"); the Hub
+        # versions fix it in the same way.
         label, _, question = line.replace("\xf0", " ").strip().partition(" ")
         if label in FINE and question:
             rows["fine_label"].append(label)
@@ -106,14 +106,14 @@ def _parse(path: Path) -> pyarrow.Table:
         elif label:
             raise DataUnreadableError(
                 f"line {number} of {path} is not a class followed by a question: {line[:60]!r}",
-                remedy="write it as 'NUM:date When was the telephone invented ?', in one of the 50"
-                " classes",
+                remedy="write it as 'NUM:date When was the telephone invented ?', with one of the"
+                " 50 classes",
             )
     return pyarrow.table(rows)
 
 
 def load_questions(options: DataConfig) -> LoadedData:
-    """Load the bundled questions, in mixed order: 135 per class to train, 45 to test."""
+    """Load the bundled questions in mixed order: 135 per class for training, 45 for testing."""
     emit(Info("reading the bundled questions"))
     content = files("finetune.data").joinpath("questions.jsonl").read_bytes()
     rows = pyarrow.Table.from_pylist([json.loads(line) for line in content.splitlines()])

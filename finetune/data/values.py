@@ -1,4 +1,4 @@
-"""Columns of frames as Arrow, as Python objects, and as text."""
+"""Converts frame columns to Arrow, Python objects and text."""
 
 import json
 import re
@@ -13,25 +13,25 @@ from finetune.tasks.labels import map_values
 
 
 def frame_of(table: pyarrow.Table) -> pandas.DataFrame:
-    """Return a frame with Arrow types, without copying the values of the table."""
+    """Convert a table to a frame with Arrow types, without copying values."""
     return table.to_pandas(types_mapper=pandas.ArrowDtype)
 
 
 def arrow_of(values: pandas.Series) -> Any:
-    """Return a column with an Arrow type as Arrow, and a column of objects as a list."""
+    """Convert an Arrow-typed column to Arrow, and an object column to a list."""
     if isinstance(values.dtype, pandas.ArrowDtype):
         return pyarrow.chunked_array(values.array.__arrow_array__())
     return [None if value is pandas.NA else value for value in values.tolist()]
 
 
 def list_of(values: pandas.Series) -> list[Any]:
-    """Return the Python objects of a column, with missing values as ``None``."""
+    """Convert a column to Python objects, with missing values as None."""
     column = arrow_of(values)
     return column if isinstance(column, list) else column.to_pylist()
 
 
 def as_texts(values: pandas.Series) -> pyarrow.ChunkedArray | None:
-    """Return a column as text, or ``None`` if it holds other values than texts and numbers."""
+    """Convert a column to text. Return None if it contains anything but texts and numbers."""
     column = arrow_of(values)
     if not isinstance(column, list):
         if not is_read(column.type) or "struct<" in str(column.type):
@@ -49,7 +49,7 @@ def as_texts(values: pandas.Series) -> pyarrow.ChunkedArray | None:
 
 
 def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """Return a column in types for which Arrow has all functions."""
+    """Convert a column to types that all Arrow functions support."""
     column = stored(column)
     kind = column.type
     if types.is_dictionary(kind):
@@ -61,19 +61,19 @@ def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
         size_bytes = column.get_total_buffer_size() if is_view else column.nbytes
         return column.cast("string" if size_bytes < 2**31 else "large_string")
     is_list = types.is_nested(kind) and hasattr(kind, "value_type")
-    if is_list and not types.is_list(kind):  # Arrow's own cast is wrong
+    if is_list and not types.is_list(kind):  # Arrow's own cast returns wrong values
         return pyarrow.chunked_array([column.to_pylist()], pyarrow.list_(kind.value_type))
     return column
 
 
 def stored(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """Return a column without an Arrow extension type, which pandas may not know."""
+    """Convert an Arrow extension type, which pandas may not support, to its storage type."""
     is_extended = isinstance(column.type, pyarrow.BaseExtensionType)
     return column.cast(column.type.storage_type) if is_extended else column
 
 
 def is_read(kind: pyarrow.DataType) -> bool:
-    """Return whether a type may hold texts, labels or objects, in contrast to vectors or bytes."""
+    """Return whether a type can contain texts, labels or objects, unlike vectors or bytes."""
     if isinstance(kind, pyarrow.BaseExtensionType):
         kind = kind.storage_type
     if types.is_nested(kind) and "struct<" not in str(kind):
@@ -84,7 +84,7 @@ def is_read(kind: pyarrow.DataType) -> bool:
 
 
 def as_text(value: Any) -> str | None:
-    """Return a value as text, a list as JSON; None if it is not text or a number, such as bytes.
+    """Convert a value to text, a list to JSON. Return None for other values, such as bytes.
 
     >>> [as_text(value) for value in ("3.0", 3.0, 2.5, True, None, b"x", ["x", 1], {"y": 1})]
     ['3.0', '3', '2.5', 'true', '', None, '["x", "1"]', None]
@@ -105,7 +105,7 @@ def as_text(value: Any) -> str | None:
 
 
 def content_of(value: Any) -> str:
-    """Return what is in a column that has neither texts nor numbers, from one of its values."""
+    """Describe a column with neither texts nor numbers, from one of its values."""
     if isinstance(value, list):
         return f"lists of {content_of(value[0]) if value else 'nothing'}"
     if isinstance(value, dict):

@@ -20,12 +20,12 @@ from finetune.events import WarningMessage, emit
 
 EXCEL_ROWS, EXCEL_CHARACTERS, EXCEL_DIGITS = 1_048_576, 32_767, 15
 PLAIN = {str, int, float, bool, type(None)}
-# Characters that XML can't have, a carriage return, and text that looks like an escaped one.
+# Characters that XML forbids, carriage returns, and text that looks like an escaped character.
 ESCAPED = re.compile("[\0-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]|_(?=x[0-9A-Fa-f]{4}_)")
 
 
 def _as_cells(values: pandas.Series) -> pandas.Series:
-    """Return values for the cells of a file: lists and similar values become JSON."""
+    """Convert values for the cells of a file: lists and similar values become JSON."""
     return pandas.Series(map(_as_cell, list_of(values)), index=values.index, dtype=object)
 
 
@@ -35,7 +35,7 @@ def _as_cell(value: Any) -> Any:
 
 
 def write_delimited(path: Path, frame: pandas.DataFrame, written: FileFormat) -> None:
-    """Write a header, if the format has one, and a row per line."""
+    """Write a header, if the format has one, and one row per line."""
     cells = frame.apply(_as_cells)
     cells = cells.where(cells.notna(), None).itertuples(index=False, name=None)
     rows = chain([frame.columns] * written.has_header, cells)
@@ -43,7 +43,7 @@ def write_delimited(path: Path, frame: pandas.DataFrame, written: FileFormat) ->
 
 
 def as_line(cells: Iterable[Any], written: FileFormat, *, quotes_all: bool = False) -> str:
-    """Return a row as delimited text, without a line end."""
+    """Format a row as delimited text, without a line ending."""
     line = io.StringIO()
     writer = csv.writer(
         line,
@@ -56,11 +56,11 @@ def as_line(cells: Iterable[Any], written: FileFormat, *, quotes_all: bool = Fal
 
 
 def write_text(path: Path, lines: Iterable[str], written: FileFormat) -> None:
-    """Write lines in the encoding of the format, or in UTF-8 if that lacks a character."""
+    """Write lines in the encoding of the format, or in UTF-8 if it can't encode a character."""
     text = "".join(lines)
     try:
         content = text.encode(written.encoding)
-    except UnicodeEncodeError:  # a class name has characters that the encoding lacks
+    except UnicodeEncodeError:  # the encoding lacks characters of a class name
         content = text.encode("utf-8-sig")
     path.write_bytes(content)
 
@@ -84,7 +84,7 @@ def write_json(path: Path, frame: pandas.DataFrame, written: FileFormat) -> None
 
 
 def write_parquet(path: Path, frame: pandas.DataFrame, written: FileFormat) -> None:
-    """Write the columns with their types; values of several types become text."""
+    """Write the columns with their types. Mixed types become text."""
     table = pyarrow.table({name: _as_arrow(values) for name, values in frame.items()})
     parquet.write_table(table.replace_schema_metadata(written.metadata), path)
 
@@ -102,7 +102,7 @@ def _as_arrow(values: pandas.Series) -> Any:
 def write_excel(path: Path, frame: pandas.DataFrame, written: FileFormat) -> None:
     """Write a workbook with one sheet."""
     if len(frame) >= EXCEL_ROWS:
-        rows = f"an Excel sheet can't have {len(frame):,} rows and a header"
+        rows = f"{len(frame):,} rows and a header don't fit into an Excel sheet"
         raise DataError(rows, remedy="write a .csv or .parquet file")
     cells = pandas.DataFrame(excel_columns(frame), dtype=object)
     try:
@@ -113,17 +113,17 @@ def write_excel(path: Path, frame: pandas.DataFrame, written: FileFormat) -> Non
                     cell.data_type = "s"  # not a formula or an error, such as =1 or #N/A
     except ImportError as error:
         remedy = "pip install openpyxl, or write a .csv file"
-        raise UsageError("writing .xlsx needs the package openpyxl", remedy=remedy) from error
+        raise UsageError("writing .xlsx needs openpyxl", remedy=remedy) from error
 
 
 def excel_columns(frame: pandas.DataFrame) -> dict[str, list[Any]]:
-    """Return the cells of a sheet by column; long texts are cut, with a warning."""
+    """Return the cells of a sheet by column. Truncate long texts, with a warning."""
     columns = {
         escape_characters(name): list(map(_as_excel, list_of(values)))
         for name, values in frame.items()
     }
     if count := sum(map(_is_long, chain(*columns.values()))):
-        message = f"Excel cells hold {EXCEL_CHARACTERS:,} characters: {count:,} texts are cut"
+        message = f"Excel cells hold {EXCEL_CHARACTERS:,} characters: {count:,} texts are truncated"
         emit(WarningMessage(message, remedy="write a .csv or .parquet file to keep them whole"))
     return {
         name: [cell[:EXCEL_CHARACTERS] if _is_long(cell) else cell for cell in cells]
@@ -144,7 +144,7 @@ def _as_excel(value: Any) -> Any:
 
 
 def as_json(value: Any) -> str:
-    """Return JSON on one line: dates and similar values become text, NaN and infinity null."""
+    """Format a value as JSON on one line. Dates become text, NaN and infinity null."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
     except ValueError:
@@ -153,10 +153,10 @@ def as_json(value: Any) -> str:
 
 
 def rounded(value: float) -> float:
-    """Return a number with six significant digits; models in fp32 have seven at most."""
+    """Round a number to six significant digits. fp32 models have at most seven."""
     return float(f"{value:.6g}")
 
 
 def escape_characters(text: str) -> str:
-    """Return text as cells store it, where ``_x0007_`` is one character."""
+    """Escape text for cells, where ``_x0007_`` is one character."""
     return ESCAPED.sub(lambda found: f"_x{ord(found[0]):04X}_", text)

@@ -27,7 +27,7 @@ def select_device(name: str) -> Device:
     if name == "auto":
         return next(usable_devices())
     if name not in DEVICES:
-        raise UsageError(f"there is no device {name}", remedy=f"use auto, {', '.join(DEVICES)}")
+        raise UsageError(f"unknown device {name!r}", remedy=f"use auto, {', '.join(DEVICES)}")
     if unusable := DEVICES[name].why_not_usable():
         raise DeviceNotAvailableError(unusable.reason, remedy=unusable.remedy)
     return DEVICES[name]()

@@ -1,4 +1,4 @@
-"""Splits a model into frozen layers, which need to run only once, and trainable layers.
+"""Splits a model into frozen layers, which run only once per text, and trainable layers.
 
 A recorded forward pass shows where to split. A split is used only if features don't depend on
 padding, and if the trainable layers have the same logits and gradients as the whole model.
@@ -34,9 +34,9 @@ from finetune.model.tensor_store import key_of
 from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Inputs, inputs_of_texts, prepare_mask
 
-# Tokens of the two sample texts, and how much longer they are padded for the comparison.
+# Tokens of the two sample texts, and extra padding for the comparison.
 SAMPLE_LENGTHS, MORE_PADDING = (5, 3), 2
-# Class names and the folder name do not affect features.
+# Class names and folder names don't affect features.
 _UNRELATED = ("id2label", "label2id", "problem_type", "task_specific_params", "_name_or_path")
 
 
@@ -44,7 +44,7 @@ _UNRELATED = ("id2label", "label2id", "problem_type", "task_specific_params", "_
 class FrozenLayers:
     """A model split at the input of one of its modules, with the device that computes features.
 
-    This module is the first one that trains or, if the head reads one vector per text, the module
+    This module is the first trainable module or, if the head reads one vector per text, the module
     that reads it. The trainable model shares its parameters and reads features as
     ``inputs_embeds``.
     """
@@ -90,7 +90,7 @@ class FrozenLayers:
 
     @cached_property
     def key(self) -> str:
-        """A hash of everything that features depend on, except the inputs."""
+        """A hash of everything that features depend on except the inputs."""
         frozen = [item for item in self.model.named_parameters() if not item[1].requires_grad]
         config = self.model.config.to_dict() | dict.fromkeys(_UNRELATED, 0)
         ingredients = [
@@ -100,7 +100,7 @@ class FrozenLayers:
             *(f"{name} {version(name)}" for name in ("torch", "transformers", "finetune-mps")),
             f"config {sorted(config.items(), key=lambda item: item[0])}",
         ]
-        # In threads, because one thread needs half a second to hash the 440 MB of BERT-base.
+        # In threads: one thread needs half a second to hash the 440 MB of BERT-base.
         with ThreadPoolExecutor() as pool:
             return key_of([*ingredients, *pool.map(key_of, [*frozen, *self.model.named_buffers()])])
 
@@ -113,7 +113,7 @@ def split_frozen(
     takes_4d_mask: bool,
     pads_left: bool = False,
 ) -> FrozenLayers | None:
-    """Split a model on the CPU below its trainable layers; None if no split is exact."""
+    """Split a model on the CPU below its trainable layers. Return None if no split is exact."""
     # Don't read values of tensors: memory is estimated with fake tensors, which have no values.
     tokens = {"input_ids": np.array([7, 6, 0, 0, 1, 1, 2, 3], np.int32)}
     offsets, padding = np.cumsum([0, *SAMPLE_LENGTHS]), model.config.pad_token_id or 0
@@ -144,7 +144,7 @@ def split_frozen(
 
 
 class _SplitReachedError(Exception):
-    """Raised to stop a forward pass; its argument is the features."""
+    """Raised to stop a forward pass, with the features as argument."""
 
 
 def _stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -152,11 +152,11 @@ def _stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def _possible_splits(calls: Mapping[str, Call], layers: set[nn.Module]) -> dict[str, torch.Tensor]:
-    """Return the features at possible split points of a model, the topmost first."""
+    """Return the features at the possible split points of a model, topmost first."""
     trained: dict[str, torch.Tensor] = {}
     for name, call in calls.items():
         trains = [parameter.requires_grad for parameter in call.module.parameters()]
-        # In a layer with adapters, only the adapters train.
+        # In a layer with adapters, only the adapters are trained.
         is_trained = any(trains) and (all(trains) or call.module in layers)
         if is_trained and call.features is not None and len(call.features) == len(SAMPLE_LENGTHS):
             trained[name] = call.features
@@ -173,13 +173,13 @@ def _make_trainable(model: nn.Module, calls: Mapping[str, Call], split_at: str) 
         output = call.first_output
         is_for_texts = are_features(output) and len(output) == len(SAMPLE_LENGTHS)
         if trains and not any(trains) and is_for_texts:
-            # The module stays, because a model may read attributes of its layers.
+            # Keep the module, because a model can read attributes of its layers.
             trainable.get_submodule(name).forward = partial(_pass_on, call.output)
     return trainable
 
 
 def _pass_on(output: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the features from the arguments of a module, in the form of its output."""
+    """Return the features in a module's arguments, in the structure of its output."""
     features = find_features(args, kwargs)
     if features is None:
         raise TypeError("a frozen layer was called without features")
@@ -193,7 +193,7 @@ def _pass_on(output: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _is_exact(layers: FrozenLayers, inputs: Inputs, padded_inputs: Inputs) -> bool:
-    """Whether features are equal at two padded lengths, and give the same gradients."""
+    """Whether features are equal at two padded lengths and give the same gradients."""
     features, padded_features = layers.extract(inputs), layers.extract(padded_inputs)
     mask = inputs["attention_mask"] if layers.per_token else None
     above = layers.trainable_inputs(features, mask)
@@ -210,7 +210,7 @@ def _is_exact(layers: FrozenLayers, inputs: Inputs, padded_inputs: Inputs) -> bo
 
 
 def _are_close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    # Rounding errors of large values also show in small values of the same tensor.
+    # Rounding errors of large values also appear in small values of the same tensor.
     rounding = 1e-6 * expected.abs().max().item()
     return torch.allclose(actual, expected, rtol=1e-3, atol=1e-5 + rounding)
 
@@ -222,7 +222,7 @@ def _logits_and_gradients(model: nn.Module, inputs: Inputs) -> list[torch.Tensor
     }
     set_training(model)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        # torch.manual_seed would lead to the same dropout for every seed on a GPU.
+        # torch.manual_seed would give the same dropout for every seed on a GPU.
         torch.default_generator.manual_seed(0)
         logits = model(**inputs).logits
         gradients = torch.autograd.grad(

@@ -1,4 +1,4 @@
-"""A model with its tokenizer: loaded from a Hub id or a folder, and saved to a folder."""
+"""Loads a model with its tokenizer from a Hub ID or a folder, and saves them to a folder."""
 
 import importlib
 import re
@@ -53,7 +53,7 @@ MAX_PADDING_ERROR = 0.02
 class TextModel:
     """A model loaded to the CPU in fp32, with its tokenizer, structure, task and source.
 
-    ``pooling`` loads the same model again: ``auto`` is the pooling of the pretrained model.
+    Loading with this ``pooling`` gives the same model. ``auto`` is the pretrained model's pooling.
     """
 
     model: PreTrainedModel
@@ -91,12 +91,12 @@ class TextModel:
         max_length: int,
         stride: int | None = None,
     ) -> EncodedTexts:
-        """Turn texts or pairs into token IDs, up to the maximum length and the positions."""
+        """Tokenize texts or pairs, up to the maximum length and the model's positions."""
         max_tokens = min(max_length, self.max_tokens)
         return encode_texts(self.tokenizer, texts, pairs, max_length=max_tokens, stride=stride)
 
     def inputs(self, encoded: EncodedTexts) -> ModelInputs:
-        """Return encoded texts as the model reads them.
+        """Convert encoded texts to model inputs.
 
         Raise ModelUnsupportedError for token IDs or types that the model lacks.
         """
@@ -114,7 +114,7 @@ class TextModel:
         return inputs_of_texts(encoded, takes_4d_mask=self.structure.takes_4d_mask)
 
     def padded_lengths(self, lengths: NDArray[np.int64], shapes: BatchShapes) -> list[int]:
-        """Return padded lengths, at most the number of positions of the model."""
+        """Return padded lengths, at most the model's number of positions."""
         chosen = choose_padded_lengths(lengths, shapes)
         return sorted({min(padded_length, self.max_tokens) for padded_length in chosen})
 
@@ -128,10 +128,10 @@ def load_model(
     strict: bool = False,
     pooling: Pooling = "auto",
 ) -> TextModel:
-    """Load a pretrained encoder with a new head, or with ``strict`` a model exactly as saved.
+    """Load a pretrained encoder with a new head or, with ``strict``, a model exactly as saved.
 
-    A new head is drawn from the global random state of torch. If the architecture does not allow
-    the mean, the ``pooling`` of the result is auto.
+    A new head is initialized from torch's global random state. If the architecture doesn't support
+    mean pooling, the ``pooling`` of the result is auto.
     """
     source = find_model(name, revision=revision)
     config, tokenizer = source.read_model_config(), source.read_tokenizer()
@@ -157,7 +157,7 @@ def load_model(
         _check_weights(model, source, faults, unexpected, strict=strict)
     elif faults:
         message = f"{len(faults)} parameters of the encoder are not in the weights of {name}"
-        emit(WarningMessage(f"{message} and start with random values: {faults[0]}"))
+        emit(WarningMessage(f"{message} and are initialized randomly: {faults[0]}"))
     if structure.output_layer.isdisjoint(not_loaded) and not has_own_outputs:
         # It was trained on other classes.
         for parameter in map(model.get_parameter, sorted(structure.output_layer)):
@@ -175,7 +175,7 @@ def load_model(
 
 
 def load_pretrained(options: ModelConfig, task: Task, *, seed: int, pooling: Pooling) -> TextModel:
-    """Load the model of a run with a new head, the same for the same seed."""
+    """Load the model of a run with a new head, determined by the seed."""
     torch.manual_seed(seed)
     model, revision, from_scratch = options.model, options.revision, options.from_scratch
     return load_model(
@@ -186,7 +186,7 @@ def load_pretrained(options: ModelConfig, task: Task, *, seed: int, pooling: Poo
 def save_model(
     text_model: TextModel, folder: Path, *, max_length: int, with_weights: bool = True
 ) -> None:
-    """Save a model; a pipeline with ``truncation=True`` truncates texts as the run did."""
+    """Save a model. Pipelines with ``truncation=True`` then truncate texts like the run."""
     text_model.task.configure(text_model.model.config)
     with silence_transformers():
         (text_model.model if with_weights else text_model.model.config).save_pretrained(folder)
@@ -201,7 +201,7 @@ def save_model(
         tokenizer.save_pretrained(folder)
     finally:
         tokenizer.model_max_length = longest
-    # safetensors makes its files readable only for the owner, so apply the umask.
+    # safetensors writes files that only the owner can read, so apply the umask.
     permissions = (folder / "config.json").stat().st_mode & 0o777
     for file in folder.iterdir():
         file.chmod(permissions)
@@ -216,9 +216,9 @@ def _build(
     of weights that the model lacks.
     """
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        raise ValueError(f"transformers has no text classifier of the type {config.model_type}")
+        raise ValueError(f"transformers has no text classifier of type {config.model_type}")
     model_class: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
-    # With weights instead of a folder, transformers opens no file.
+    # If it gets weights instead of a folder, transformers opens no files.
     model, info = model_class.from_pretrained(
         None,
         config=config,
@@ -243,7 +243,7 @@ def _check_weights(
     *,
     strict: bool,
 ) -> None:
-    """Reject weights with faults, and weights of more layers or, if ``strict``, of any other."""
+    """Reject weights with faults or for more layers and, if ``strict``, any unused weights."""
 
     def kind_of(name: str) -> str:
         return re.sub(r"\.\d+\.", ".N.", name).removeprefix(f"{model.base_model_prefix}.")
@@ -260,7 +260,7 @@ def _check_weights(
 
 
 def _check_padding(text_model: TextModel) -> None:
-    """Reject a model whose result for a text depends on padding."""
+    """Reject models whose result for a text depends on padding."""
     model, tokenizer = text_model.model, text_model.tokenizer
     output_layer = next(iter(text_model.structure.output_layer)).rpartition(".")[0]
     words = np.setdiff1d(np.arange(text_model.vocabulary_size), tokenizer.all_special_ids)
@@ -274,7 +274,7 @@ def _check_padding(text_model: TextModel) -> None:
         with text_model.source.failures_explained():
             calls = record_calls(model, inputs_of(np.array(rows), padded_length))
         features = calls[output_layer].features
-        # A head may compute logits of all tokens, and select the logits of the last one.
+        # Some heads compute logits of all tokens, and select the logits of the last token.
         logits: torch.Tensor = calls[""].output.logits
         return logits if features is None or features.ndim > 2 else features
 
@@ -314,7 +314,7 @@ def load_shape(name: str, *, revision: str | None) -> PreTrainedConfig:
 
 
 def random_classifier(name: str, *, classes: int, seed: int) -> PreTrainedModel:
-    """Return a classifier with the shape of a model on the CPU, in fp32, the same at every call."""
+    """Return a classifier with a model's shape and reproducible weights, on the CPU in fp32."""
     shape = load_shape(name, revision=None)
     shape.num_labels = classes
     with torch.random.fork_rng(devices=[]):
@@ -326,13 +326,13 @@ def random_classifier(name: str, *, classes: int, seed: int) -> PreTrainedModel:
 
 
 def max_positions(shape: PreTrainedConfig) -> int | None:
-    """Return the maximum number of tokens that a shape has positions for, None for any."""
+    """Return the maximum number of tokens that a shape has positions for, or None for no limit."""
     with torch.device("meta"):
         return count_positions(AutoModel.from_config(shape, trust_remote_code=False))  # type: ignore[no-untyped-call]
 
 
 def count_positions(model: PreTrainedModel) -> int | None:
-    """Return the maximum number of tokens that a model has positions for, None for any."""
+    """Return the maximum number of tokens that a model has positions for, or None for no limit."""
     positions: int = getattr(model.config, "max_position_embeddings", None) or -1
     if positions < 0:  # XLNet has -1, since it only uses relative positions.
         return None
@@ -343,11 +343,11 @@ def count_positions(model: PreTrainedModel) -> int | None:
 
 
 def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
-    """Return the module and its keyword arguments that ``package.module:function`` returns."""
+    """Call ``package.module:function``, which returns a module and its keyword arguments."""
     module_name, _, function_name = name.partition(":")
     try:
         result = getattr(importlib.import_module(module_name), function_name)()
-    # Code of the user may raise anything, or exit.
+    # User code may raise anything, or exit.
     except (Exception, SystemExit) as error:
         raise UsageError(
             f"{name} can't be called: {type(error).__name__}: {error}",
@@ -362,7 +362,7 @@ def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return the ``loss`` of an output, or the sum of all its floating-point tensors."""
+    """Return the ``loss`` of a model output, or the sum of its floating-point tensors."""
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss

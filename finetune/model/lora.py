@@ -32,20 +32,20 @@ _NAME, _PREFIX = "default", "base_model.model."
 
 
 def is_installed() -> bool:
-    """Return whether peft is installed; it is not imported."""
+    """Return whether peft is installed, without importing it."""
     return importlib.util.find_spec("peft") is not None
 
 
 def require_peft() -> None:
     """Raise ``UsageError`` if peft is missing."""
     if not is_installed():
-        raise UsageError("LoRA needs the package peft", remedy="pip install peft")
+        raise UsageError("LoRA needs peft", remedy="pip install peft")
 
 
 def add_adapters(
     model: PreTrainedModel, structure: Structure, lora: Lora, *, mode: Mode
 ) -> Structure:
-    """Add adapters to the layers of a model in place; return its structure with their names."""
+    """Add adapters to the layers of a model in place. Return its structure with their names."""
     from peft import LoraConfig, inject_adapter_in_model
     from peft.tuners.lora import LoraLayer
 
@@ -62,7 +62,7 @@ def add_adapters(
         inject_adapter_in_model(config, model)
     for module in model.modules():
         if isinstance(module, LoraLayer):
-            # Autocast chooses the precision. Otherwise peft would first convert inputs to fp32.
+            # Let autocast choose the precision. Otherwise peft would first convert inputs to fp32.
             module.cast_input_dtype_enabled = False
     names = {parameter: name for name, parameter in model.named_parameters()}
     layers = tuple(
@@ -76,14 +76,14 @@ def add_adapters(
 def _find_targets(
     model: PreTrainedModel, structure: Structure, targets: str, *, mode: Mode
 ) -> list[str]:
-    """Return the names of the linear modules that get adapters."""
+    """Return the names of the linear modules to adapt."""
     weights = frozenset[str]().union(*layers_of(structure, mode=mode))
     modules = model.named_modules()
     linear = [name for name, module in modules if isinstance(module, nn.Linear)]
     linear = [name for name in linear if f"{name}.weight" in weights]
     if not linear:
         raise ModelUnsupportedError(
-            f"the layers of {type(model).__name__} have no linear modules for adapters",
+            f"the layers of {type(model).__name__} have no linear modules to adapt",
             remedy="drop --lora-rank, or choose another model",
         )
     if targets in ("auto", "all-linear"):
@@ -104,14 +104,14 @@ def _find_targets(
 
 @dataclass(frozen=True)
 class Adapter:
-    """The trained parameters and the head, in fp32 on the CPU, with the names of peft."""
+    """The trained parameters and the head, in fp32 on the CPU, with peft's names."""
 
     config: "LoraConfig"
     tensors: Mapping[str, torch.Tensor]
 
     @classmethod
     def of(cls, model: nn.Module, structure: Structure) -> "Adapter":
-        """Return the adapter of a model in training."""
+        """Extract the adapter of a model in training."""
         head = []
         for name, module in model.named_modules():
             inside = {parameter for parameter, _ in module.named_parameters(prefix=name)}
@@ -129,7 +129,7 @@ class Adapter:
         from peft import get_peft_model, set_peft_model_state_dict
 
         with warnings.catch_warnings(action="ignore"):
-            # peft modifies the configuration that it gets.
+            # peft modifies its configuration argument.
             adapted = get_peft_model(model, copy.deepcopy(self.config))
             set_peft_model_state_dict(adapted, dict(self.tensors))
             adapted.merge_and_unload()
@@ -137,7 +137,7 @@ class Adapter:
     def write(
         self, folder: Path, model: nn.Module, head: Set[str], *, base: str, revision: str | None
     ) -> None:
-        """Write the adapter of a base model in the format of peft, with the head of ``model``."""
+        """Write the adapter of a base model in peft's format, with the head of ``model``."""
         tensors = {**self.tensors, **_adapter_tensors(model, head)}
         (folder / ADAPTER_WEIGHTS).write_bytes(save(tensors))
         config = replace(self.config, base_model_name_or_path=base, revision=revision)

@@ -1,10 +1,10 @@
-"""Mean pooling for models whose head reads one token; saved models stay standard models.
+"""Mean pooling for models whose head reads one token. Saved models remain standard models.
 
 The mean is one more encoder layer, with constant weights. Its queries and keys are zero, so that
 attention is uniform over unmasked tokens. Values pass unchanged, and the projection after attention
 multiplies their mean by ``SCALE``, so that the residual is negligible. The feed-forward block adds
-zero. So every token is the normalized mean, including the token that the head reads. Here only this
-token is computed, without matrix products. A saved model needs no code of this package.
+zero. So every token becomes the normalized mean, including the token that the head reads. Here only
+this token is computed, without matrix products. Saved models need no code from this package.
 """
 
 import copy
@@ -20,7 +20,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedConfig, P
 from finetune.errors import ModelUnsupportedError
 from finetune.model.structure import REJECTIONS, Structure, encoder_layers, record_sample
 
-# Factor of the mean. The residual is a thousandth of it, and the sum stays within fp16.
+# Factor of the mean. The residual is a thousandth of it, and the sum doesn't overflow in fp16.
 SCALE = 1e3
 # Maximum error of the shortcut against the whole layer, whose output has variance 1.
 MAX_ROUNDING = 1e-4
@@ -43,7 +43,7 @@ _FACTORS: Mapping[str, float] = {
 
 
 def pool_by_mean(model: PreTrainedModel) -> bool:
-    """Make the head of a model on the CPU read the mean of the tokens; False if impossible."""
+    """Make the head of a CPU model read the mean of the tokens. Return False if impossible."""
     if hasattr(model.config, "classifier_pooling"):
         _set_pooling(model, "mean")
     elif not has_mean_layer(model):
@@ -64,7 +64,7 @@ def pool_by_first_token(model: PreTrainedModel) -> None:
 
 
 def _set_pooling(model: PreTrainedModel, pooling: str) -> None:
-    """Set what the head reads, which EuroBERT copies from its config when it is made."""
+    """Set the head's input, which EuroBERT copies from its config on initialization."""
     holders: tuple[Any, ...] = (model.config, model)
     for holder in holders:
         if hasattr(holder, "classifier_pooling"):
@@ -72,7 +72,7 @@ def _set_pooling(model: PreTrainedModel, pooling: str) -> None:
 
 
 def pool_shape_by_mean(shape: PreTrainedConfig) -> bool:
-    """Count the layer that ``pool_by_mean`` adds, if any; ModelUnsupportedError if it can't."""
+    """Add the layer that ``pool_by_mean`` would add. Raise ModelUnsupportedError if it can't."""
     if hasattr(shape, "classifier_pooling"):
         return False
     with torch.device("meta"):
@@ -84,15 +84,15 @@ def pool_shape_by_mean(shape: PreTrainedConfig) -> bool:
 
 
 def mean_pooling_unsupported_error(model: PreTrainedModel) -> ModelUnsupportedError:
-    """Return the error for a model that ``pool_by_mean`` can't change."""
+    """Return the error for models that ``pool_by_mean`` can't change."""
     return ModelUnsupportedError(
-        f"--pooling mean can't be used with {type(model).__name__}: it needs layers as in BERT",
+        f"--pooling mean can't be used with {type(model).__name__}: it needs BERT-style layers",
         remedy="drop --pooling mean, or choose another model",
     )
 
 
 def has_mean_layer(model: PreTrainedModel) -> bool:
-    """Whether the last layer of a model is the constant one of ``pool_by_mean``."""
+    """Whether the last layer of a model is the constant layer from ``pool_by_mean``."""
     layers = encoder_layers(model)
     if len(layers) < 2:
         return False
@@ -103,11 +103,11 @@ def has_mean_layer(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def _make_mean_layer(model: PreTrainedModel) -> nn.Module | None:
-    """Return a layer like the last one with the weights for the mean; None if impossible."""
+    """Return a layer like the last one with weights for the mean, or None if impossible."""
     layers = encoder_layers(model)
     if not layers:
         return None
-    # Share the config of the model, which selects the attention implementation.
+    # Share the model config, which selects the attention implementation.
     layer = copy.deepcopy(layers[-1], {id(model.config): model.config})
     layer.to_empty(device="cpu").requires_grad_(False).train(False)
     size = 0
@@ -129,7 +129,7 @@ def _make_mean_layer(model: PreTrainedModel) -> nn.Module | None:
 
 
 def compute_only_first_token(model: PreTrainedModel) -> None:
-    """Make the constant layer compute only the first token: the same result in less time."""
+    """Make the constant layer compute only the first token, for the same result in less time."""
     layer = encoder_layers(model)[-1]
     layer.forward = partial(_compute_first_token, layer)
 
@@ -137,7 +137,7 @@ def compute_only_first_token(model: PreTrainedModel) -> None:
 def _compute_first_token(
     layer: nn.Module, features: torch.Tensor, mask: torch.Tensor | None = None, *_: Any, **__: Any
 ) -> torch.Tensor:
-    """Return [examples, 1, hidden] from [examples, tokens, hidden] and a 4-D mask."""
+    """Compute [examples, 1, hidden] from [examples, tokens, hidden] and a 4-D mask."""
     if mask is None:
         mean = features.mean(1, keepdim=True)
     else:
@@ -151,7 +151,7 @@ def _compute_first_token(
 
 
 def pass_through_head(model: PreTrainedModel, structure: Structure) -> bool:
-    """Make the head linear up to the output layer; False if that is impossible."""
+    """Make the head linear up to the output layer. Return False if impossible."""
     below = structure.head - structure.output_layer
     modules = {
         name: module
@@ -176,7 +176,7 @@ def pass_through_head(model: PreTrainedModel, structure: Structure) -> bool:
 
 
 def _passes_through(model: PreTrainedModel, structure: Structure, *, first: str) -> bool:
-    """Whether the input of the output layer is an affine function of the input of the head."""
+    """Whether the output layer input is an affine function of the head input."""
     calls = record_sample(model)
     output = next(name for name in calls if f"{name}.weight" in structure.output_layer)
     before, after = calls[first].features, calls[output].features

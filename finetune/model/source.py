@@ -1,4 +1,4 @@
-"""Model files: found in a folder or on the Hub, verified, and read without running code."""
+"""Finds and verifies model files in folders or on the Hub, without running their code."""
 
 import os
 import re
@@ -44,14 +44,14 @@ _TOKENIZER_FILE = re.compile(
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A folder with model files, its name in ``--model``, and the commit if from the Hub."""
+    """A folder with model files, its name in ``--model``, and its commit if from the Hub."""
 
     name: str
     folder: Path
     commit: str | None
 
     def read_model_config(self) -> "PreTrainedConfig":
-        """Return the config; ModelUnsupportedError if damaged or unknown to transformers."""
+        """Read the config. Raise ModelUnsupportedError if damaged or unknown to transformers."""
         from transformers import AutoConfig
 
         with self.failures_explained():
@@ -62,14 +62,14 @@ class ModelSource:
         return config
 
     def read_tokenizer(self) -> "PreTrainedTokenizerFast":
-        """Return the tokenizer; ModelUnsupportedError unless it is fast and has a padding token."""
+        """Read the tokenizer. Raise ModelUnsupportedError if it is slow or can't pad."""
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         names = sorted(path.name for path in self.folder.iterdir())
         unread = [name for name in names if _SENTENCEPIECE_FILE.fullmatch(name)]
         if unread and "tokenizer.json" not in names and not find_spec("sentencepiece"):
             raise ModelUnsupportedError(
-                f"reading {unread[0]} of {self.name} needs the package sentencepiece",
+                f"reading {unread[0]} of {self.name} needs sentencepiece",
                 remedy="pip install sentencepiece protobuf",
             )
         for file in self.folder.glob("tokenizer*.json"):
@@ -96,7 +96,7 @@ class ModelSource:
         return tokenizer
 
     def read_weights(self, *, may_be_missing: bool) -> "dict[str, torch.Tensor]":
-        """Return the weights by name, memory-mapped, from safetensors files."""
+        """Read the weights by name, memory-mapped, from safetensors files."""
         from safetensors.torch import load_file
 
         with self.failures_explained():
@@ -118,19 +118,19 @@ class ModelSource:
 
     @property
     def published(self) -> tuple[str, str | None]:
-        """The Hub ID and commit, or the last part of the path of a folder."""
+        """The Hub ID and commit, or the last part of a folder path."""
         if self.name == MINILM:
             return MINILM_REPOSITORY, self.commit or MINILM_COMMIT
         return (self.name if self.commit else self.folder.resolve().name), self.commit
 
     @property
     def weights_sha256(self) -> str:
-        """Digest of the weights: the digest of a single file, or of the digests of all files."""
+        """Digest of the weights: of a single file, or of the digests of all files."""
         return self.weights_digest.result()
 
     @property
     def weights_digest(self) -> Future[str]:
-        """The digest of the weights, which a thread computes at the first use in this process."""
+        """The digest of the weights, computed in a thread on first use in this process."""
         stats = [(file, file.stat()) for file in self._weight_files()]
         return _hash_once(
             *((file, stat.st_ino, stat.st_size, stat.st_mtime_ns) for file, stat in stats)
@@ -138,12 +138,12 @@ class ModelSource:
 
     @cached_property
     def tokenizer_sha256(self) -> str:
-        """Digest of the files that the tokenizer is made from."""
+        """Digest of the tokenizer files."""
         files = (file for file in self.folder.iterdir() if _TOKENIZER_FILE.match(file.name))
         return hash_in_thread(sorted(file for file in files if file.is_file())).result()
 
     def failures_explained(self) -> AbstractContextManager[None]:
-        """Turn errors of libraries about the files of a folder into ModelUnsupportedError."""
+        """Convert library errors about model files to ModelUnsupportedError."""
         return explained("model files", name=self.name)
 
     def _weight_files(self) -> list[Path]:
@@ -156,12 +156,12 @@ class ModelSource:
 
 @cache
 def _hash_once(*files: tuple[Path, int, int, int]) -> Future[str]:
-    """Hash files in a thread; results are cached by path, size and time."""
+    """Hash files in a thread. Cache results by path, size and time."""
     return hash_in_thread([file for file, *_ in files])
 
 
 def find_model(name: str, *, revision: str | None, with_weights: bool = True) -> ModelSource:
-    """Find the files of a folder, a Hub ID, or ``minilm``; files on the Hub are fetched."""
+    """Find the files of a folder, a Hub ID or ``minilm``. Download files from the Hub."""
     if name == MINILM and revision is None and (packaged := _packaged_minilm()):
         return packaged
     # Functions of os.path accept any string, but some functions of pathlib raise.
@@ -171,7 +171,7 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
         try:
             files = fetch_model(repository, revision=revision, with_weights=with_weights)
         except HubNotReachableError as error:
-            remedy = f"{error.remedy}, or install the extra 'offline' and use --model {MINILM}"
+            remedy = f"{error.remedy}, or install the 'offline' extra and use --model {MINILM}"
             raise HubNotReachableError(error.message, remedy=remedy) from error
         return ModelSource(name, files, commit=files.name)
     if revision is not None:
@@ -182,7 +182,7 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
     if not os.path.isfile(folder / CONFIG):
         raise ModelNotFoundError(
             f"{name} is not a model folder: it has no {CONFIG}",
-            remedy="choose a folder that save_pretrained() wrote, such as RUN/model",
+            remedy="choose a folder written by save_pretrained(), such as RUN/model",
         )
     return ModelSource(name, folder, commit=None)
 
@@ -199,7 +199,7 @@ def is_available_locally(name: str, *, revision: str | None) -> bool:
 
 @contextmanager
 def silence_transformers() -> Iterator[None]:
-    """Hide the progress bars of transformers and, unless the user set a level, its warnings."""
+    """Hide transformers progress bars and, unless the user set a level, warnings."""
     from transformers.utils import logging
 
     had_bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
@@ -214,7 +214,7 @@ def silence_transformers() -> Iterator[None]:
 
 
 def _packaged_minilm() -> ModelSource | None:
-    """Return the model of the package, or None if it is not installed or was changed."""
+    """Return the model in the package, or None if it is not installed or was changed."""
     package = find_spec(MINILM_PACKAGE)
     if package is None or package.origin is None:
         return None
@@ -223,7 +223,7 @@ def _packaged_minilm() -> ModelSource | None:
 
 
 def _check_config(config: Any) -> None:
-    """Raise ValueError for a model that is quantized or has code on the Hub."""
+    """Raise ValueError for quantized models and models with code on the Hub."""
     if not isinstance(config, dict):
         raise ValueError(f"its {CONFIG} is not a JSON object")
     if config.get("quantization_config") is not None:
@@ -238,7 +238,7 @@ def _check_config(config: Any) -> None:
 
 
 def _read_shard_names(folder: Path) -> list[str]:
-    """Return the safetensors files that an index lists; raise ValueError for anything else."""
+    """Return the safetensors files in an index. Raise ValueError for anything else."""
     try:
         names = sorted(set(read_json(folder / SHARDS_INDEX)["weight_map"].values()))
         wrong = [name for name in names if not re.fullmatch(r"[^/\\]+\.safetensors", name)]

@@ -1,8 +1,9 @@
-"""Finds encoder, layers and head of a text classifier by recording one forward; freezes them.
+"""Finds and freezes encoder layers and head of a text classifier, by recording a forward pass.
 
 The layers are the largest list of modules of one class in the base model. A module that runs after
-the last layer belongs to the encoder if it returns a vector per token, and to the head if it
-returns a vector per text. So the pooler of BERT is head, although the base model contains it.
+the last layer belongs to the encoder if it returns one vector per token, and to the head if it
+returns one vector per text. So the BERT pooler belongs to the head, although it is in the base
+model.
 """
 
 import warnings
@@ -21,19 +22,19 @@ from finetune.config.modes import Mode
 from finetune.devices.base import Device
 from finetune.errors import ConfigurationError, ModelUnsupportedError
 
-# Exceptions of a forward pass on inputs that the model does not support.
+# Exceptions raised by a forward pass on unsupported inputs.
 REJECTIONS = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
 class Structure:
-    """The names of the parameters by part; ``new`` parameters of the head start at random.
+    """Parameter names by part. ``new`` head parameters are initialized randomly.
 
     ``output_layer_input`` is the root mean square of the output layer input for a sample text.
     """
 
     embeddings: frozenset[str]
-    layers: tuple[frozenset[str], ...]  # the pretrained layers, the bottom one first
+    layers: tuple[frozenset[str], ...]  # the pretrained layers, from the bottom
     mean_layer: frozenset[str]  # the constant layer of ``mean_pooling``, if it was added
     final_norm: frozenset[str]  # norm of the encoder, after the last layer
     head: frozenset[str]  # everything above the encoder, the pooler included
@@ -45,7 +46,7 @@ class Structure:
 
 
 def find_structure(model: PreTrainedModel, *, has_mean_layer: bool = False) -> Structure:
-    """Find encoder, layers and head of a model, which is left in evaluation mode."""
+    """Find encoder, layers and head of a model. The model is left in evaluation mode."""
     base = model.base_model
     layers = encoder_layers(model)
     calls = record_sample(model)
@@ -54,9 +55,9 @@ def find_structure(model: PreTrainedModel, *, has_mean_layer: bool = False) -> S
     linear = [call for call in linear if call.output.shape[-1] == model.config.num_labels]
     if base is model or not last or not linear:
         raise ModelUnsupportedError(
-            f"no encoder layers, or no output layer, were found in {type(model).__name__}: a "
-            "forward pass uses no list of equal modules, or no linear module for the classes",
-            remedy="choose a BERT-like encoder, such as bert-base-uncased",
+            f"can't find the encoder layers or the output layer of {type(model).__name__}: "
+            "finetune needs a stack of identical layers and a linear classifier",
+            remedy="choose a BERT-style encoder, such as bert-base-uncased",
         )
     output_layer = max(linear, key=lambda call: call.ended)
     outside = set(model.parameters()) - set(base.parameters())
@@ -90,7 +91,7 @@ def find_structure(model: PreTrainedModel, *, has_mean_layer: bool = False) -> S
 
 
 def encoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """Return the largest list of modules of one class in the base model; an empty one if none."""
+    """Return the largest list of modules of one class in the base model, possibly empty."""
     lists = (module for module in model.base_model.modules() if isinstance(module, nn.ModuleList))
     alike = [layers for layers in lists if len({type(layer) for layer in layers}) == 1]
     sizes = {layers: sum(map(torch.numel, layers.parameters())) for layers in alike}
@@ -98,7 +99,7 @@ def encoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def record_sample(model: PreTrainedModel) -> dict[str, "Call"]:
-    """Return the calls of a forward over two texts of five tokens, without dropout."""
+    """Record the calls of a forward pass over two texts of five tokens, without dropout."""
     model.train(False)
     tokens = model.dummy_inputs["input_ids"][:2].to(model.device)
     return record_calls(model, {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)})
@@ -132,14 +133,14 @@ class Call:
 
     @property
     def first_output(self) -> Any:
-        """The output, or the first of several."""
+        """The output, or the first of several outputs."""
         is_several = isinstance(self.output, tuple | ModelOutput) and len(self.output) > 0
         return self.output[0] if is_several else self.output
 
 
 @torch.no_grad()
 def record_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> dict[str, Call]:
-    """Run a model without a graph; return the calls of its modules by name, in order."""
+    """Run a model without a graph. Return the calls of its modules by name, in order."""
     names = {module: name for name, module in model.named_modules()}
     calls: dict[str, Call] = {}
     returns = count()
@@ -162,7 +163,7 @@ def record_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> dict[s
 
 
 def find_features(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Return the first of some arguments that can be features."""
+    """Return the first argument that can be features, or None."""
     return next((value for value in (*args, *kwargs.values()) if are_features(value)), None)
 
 
@@ -173,12 +174,12 @@ def are_features(value: Any) -> bool:
 
 
 def freeze_parameters(model: nn.Module, structure: Structure, *, mode: Mode) -> None:
-    """Let only the parameters of a mode require gradients."""
+    """Make only the parameters of a mode require gradients."""
     set_trainable(model, trainable_parameter_names(structure, mode=mode), structure)
 
 
 def set_trainable(model: nn.Module, trained: frozenset[str], structure: Structure) -> None:
-    """Let only the parameters of some names require gradients.
+    """Make only the parameters with these names require gradients.
 
     A frozen encoder runs without dropout: with dropout, a linear head on MiniLM loses 4 points of
     accuracy on TREC.
@@ -199,7 +200,7 @@ def trainable_parameter_names(structure: Structure, *, mode: Mode) -> frozenset[
 
 
 def layers_of(structure: Structure, *, mode: Mode) -> tuple[frozenset[str], ...]:
-    """Return the parameters of each layer that a mode trains or adds adapters to."""
+    """Return the parameters of each layer that a mode trains or adapts."""
     count = len(structure.layers) if mode.trained_layers is None else mode.trained_layers
     if count > len(structure.layers):
         raise ConfigurationError(
@@ -210,7 +211,7 @@ def layers_of(structure: Structure, *, mode: Mode) -> tuple[frozenset[str], ...]
 
 
 def set_training(model: nn.Module) -> None:
-    """Turn dropout on in trainable modules, and off in frozen ones."""
+    """Turn dropout on in trainable modules and off in frozen modules."""
     parameters = list(model.parameters())
     is_frozen = bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
     model.train(not is_frozen)
@@ -220,15 +221,15 @@ def set_training(model: nn.Module) -> None:
 
 
 def count_parameters(parameters: Iterable[nn.Parameter]) -> tuple[int, int]:
-    """Return the number of trainable values in some parameters, and of all their values."""
+    """Return the number of trainable values and of all values in parameters."""
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in parameters]
     return sum(size for size, trains in sizes if trains), sum(size for size, _ in sizes)
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel, device: Device) -> None:
-    """Make the layers of a model, in training mode, keep only their inputs for the backward pass.
+    """Make the layers of a model in training mode keep only their inputs for the backward pass.
 
-    The gradients stay the same, dropout included. For the second run PyTorch restores the random
+    Gradients don't change, even with dropout. For the second run, PyTorch restores the random
     states of CPU and CUDA, but not of MPS (pytorch#127676), so the device class restores it.
     """
     if not model.supports_gradient_checkpointing:

@@ -1,7 +1,7 @@
-"""Stores features of frozen layers for later runs, one file per split.
+"""Stores frozen-layer features for later runs, one file per split.
 
-The name of a file is its key, a hash of everything that the features depend on. Other files in the
-folder are left as they are.
+A file name is its key, a hash of everything that the features depend on. Other files in the
+folder are left unchanged.
 """
 
 import errno
@@ -42,22 +42,22 @@ class TensorStore:
     limit_bytes: int
 
     def read(self, key: str, shape: tuple[int, int]) -> "torch.Tensor | None":
-        """Return the mapped float32 vectors of a file, or None if it is missing or damaged."""
+        """Map the float32 vectors of a file, or return None if it is missing or damaged."""
         file = self._file(key)
         with suppress(OSError, ValueError):  # ValueError if it is empty
             size_bytes, content = _FLOAT_BYTES * prod(shape), np.memmap(file, np.uint8, mode="r")
             if content[size_bytes:].tobytes() == hashlib.sha256(content[:size_bytes].data).digest():
-                with suppress(OSError):  # a store that can only be read
+                with suppress(OSError):  # the store may be read-only
                     os.utime(file)
                 return map_vectors(file, shape)
         return None
 
     def create(self, key: str, shape: tuple[int, int]) -> Path:
-        """Return a temporary file for ``write_vectors``. OSError if the disk is full."""
+        """Return a temporary file for ``write_vectors``. Raise OSError if the disk is full."""
         size_bytes = total_bytes = _FLOAT_BYTES * prod(shape)
         self.folder.mkdir(parents=True, exist_ok=True)
         for file in self.files():
-            with suppress(FileNotFoundError):  # another process may be deleting it
+            with suppress(FileNotFoundError):  # another process may have deleted it
                 total_bytes += file.stat().st_size
                 if size_bytes <= self.limit_bytes < total_bytes:
                     file.unlink()
@@ -74,7 +74,7 @@ class TensorStore:
         return partial
 
     def keep(self, partial: Path, key: str) -> None:
-        """Give a complete file its name, unless it exceeds the limit."""
+        """Move a complete file to its final name, unless it exceeds the limit."""
         digest = hashlib.sha256(np.memmap(partial, np.uint8, mode="r").data).digest()
         with partial.open("ab") as opened:
             opened.write(digest)
@@ -83,7 +83,7 @@ class TensorStore:
             partial.replace(self._file(key))
 
     def files(self) -> list[Path]:
-        """Return the files of the store and the leftovers of killed runs, the last used first."""
+        """Return the files of the store and leftovers of killed runs, most recently used first."""
         files = [file for file in self.folder.glob("*") if _NAME.fullmatch(file.name)]
         files = [file for file in files if file.is_file() and not file.is_symlink()]
         used_at = {file: file.stat().st_mtime for file in files}
@@ -94,7 +94,7 @@ class TensorStore:
 
 
 def write_vectors(file: Path, pieces: "Iterable[tuple[int, torch.Tensor]]") -> None:
-    """Write float32 tensors [vectors, hidden], each with the number of its first vector."""
+    """Write float32 tensors [vectors, hidden], each at the position of its first vector."""
     with file.open("r+b") as opened:
         for first, vectors in pieces:
             opened.seek(_FLOAT_BYTES * first * vectors.shape[1])
@@ -102,17 +102,17 @@ def write_vectors(file: Path, pieces: "Iterable[tuple[int, torch.Tensor]]") -> N
 
 
 def map_vectors(file: Path, shape: tuple[int, int]) -> "torch.Tensor":
-    """Return the vectors of a file, mapped. They stay readable after the file is deleted."""
+    """Map the vectors of a file. They remain readable after the file is deleted."""
     import torch
 
-    # torch.from_file maps files writable, and Linux rejects a map that is larger than the memory.
+    # torch.from_file maps files as writable, and Linux rejects such maps if they exceed the memory.
     mapped = np.memmap(file, np.float32, mode="r", shape=shape)
     with warnings.catch_warnings(action="ignore"):  # the tensor is not writable
         return torch.from_numpy(mapped)
 
 
 def key_of(parts: "Iterable[str | torch.Tensor]") -> str:
-    """Return a hash of texts and tensors, in their order; one is in memory at a time."""
+    """Return a hash of texts and tensors, in order. Only one is in memory at a time."""
     import torch
 
     digest = hashlib.sha256()
@@ -120,7 +120,7 @@ def key_of(parts: "Iterable[str | torch.Tensor]") -> str:
         if isinstance(part, str):
             digest.update(f"{len(part)}:{part}".encode())
         else:
-            # Different tensors may have the same bytes.
+            # Different tensors can have the same bytes.
             digest.update(f"{tuple(part.shape)}{part.dtype}".encode())
             content = part.detach().cpu().contiguous().reshape(-1)
             digest.update(content.view(torch.uint8).numpy().data)
@@ -135,7 +135,7 @@ def cache_folder(options: CacheConfig, name: str) -> Path:
 
 
 def measured_files(options: CacheConfig) -> list[Path]:
-    """Return our files of measured batch sizes and of timings of precisions."""
+    """Return the files with measured batch sizes and precision timings."""
     folders = (cache_folder(options, name) for name in ("batches", "precision"))
     return [file for folder in folders for file in folder.glob("*.json") if _is_measurement(file)]
 
@@ -148,6 +148,6 @@ def _is_measurement(file: Path) -> bool:
 
 
 def open_tensor_store(options: CacheConfig) -> TensorStore:
-    """Return the store of a configuration."""
+    """Open the store of a configuration."""
     folder = cache_folder(options, "features")
     return TensorStore(folder, limit_bytes=int(options.cache_gib * 2**30))

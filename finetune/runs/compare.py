@@ -46,10 +46,10 @@ SHARED = 0.5
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """A run against the reference: differences of metrics, with paired intervals.
+    """A run compared with the reference: metric differences, with paired intervals.
 
-    ``better`` counts rows that only the run predicts correctly or, in regression, more closely. The
-    rows that differ most are listed with ``row`` (its line, or its row in a sheet), ``text``,
+    ``better`` counts rows that only the run predicts correctly or, in regression, more accurately.
+    The rows that differ most are listed with ``row`` (its line, or its row in a sheet), ``text``,
     ``label``, ``reference`` and ``run``. The p-value is from McNemar's exact test, None in
     regression and with several seeds.
     """
@@ -64,9 +64,9 @@ class PairedComparison:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run, or the means of ``seeds`` runs that differ only in their seed.
+    """A run, or the means over ``seeds`` runs that differ only in their seed.
 
-    The interval of the first metric is over rows, its ``spread`` is the standard deviation over
+    The interval of the first metric is over rows. Its ``spread`` is the standard deviation over
     seeds.
     """
 
@@ -84,9 +84,9 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class ComparedGroup:
-    """Runs on the same test rows; ``options`` has the differing options, with a value per run.
+    """Runs on the same test rows. ``options`` lists differing options, with one value per run.
 
-    The notes say which rows and labels are not the same in all runs. The verdict recommends a run.
+    The notes list rows and labels that differ between runs. The verdict recommends a run.
     """
 
     task: Task
@@ -101,7 +101,7 @@ class ComparedGroup:
 
 @dataclass(frozen=True, repr=False)
 class Comparison(DisplayMixin):
-    """Finished runs in groups with the same task and the same test rows."""
+    """Finished runs, grouped by task and test rows."""
 
     groups: Sequence[ComparedGroup]
 
@@ -114,7 +114,7 @@ class Comparison(DisplayMixin):
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``finetune compare --json`` prints."""
+        """Return the JSON output of ``finetune compare``."""
         groups = [
             {**vars(group), "task": group.task.name, "runs": [*map(asdict, group.runs)]}
             for group in self.groups
@@ -124,15 +124,15 @@ class Comparison(DisplayMixin):
 
 Row = Mapping[str, Any]
 Key = tuple[str, int]
-"""A text, and the number of the row among the rows with this text, in the order of labels."""
+"""A text, and the number of the row among rows with this text, ordered by label."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Setting:
     """A finished run, the folds of a cross-validation, or runs that differ only in their seed.
 
-    ``results`` are those of the run, of each fold or of each seed. The ``rows`` of seeds are those
-    of the first. ``resampled`` has the metrics of resampled rows.
+    ``results`` belong to the run, to each fold or to each seed. For seeds, ``rows`` are the rows
+    of the first. ``resampled`` contains the metrics on resampled rows.
     """
 
     path: Path
@@ -166,7 +166,7 @@ class _Setting:
 
     @classmethod
     def merge(cls, runs: "Sequence[_Setting]") -> "_Setting":
-        """Merge runs that differ only in their seed; runs are resampled as well as rows."""
+        """Merge runs that differ only in their seed. Resample both runs and rows."""
         first, number = runs[0], len(runs)
         drawn = np.random.default_rng(0).integers(number, size=(number, RESAMPLES))
         resampled = {}
@@ -183,12 +183,12 @@ class _Setting:
         )
 
     def options(self, *, with_seed: bool) -> dict[str, Any]:
-        """Return the options by name, without the options of the folder."""
+        """Return the options by name, without folder options."""
         hidden = {"output_dir", "overwrite", *(() if with_seed else ["seed"])}
         return {name: OPTIONS[name].value_in(self.config) for name in OPTIONS if name not in hidden}
 
     def describe(self, versus: PairedComparison | None) -> ComparedRun:
-        """Return the run as it is shown."""
+        """Return the run for display."""
         first, metric = self.results[0], METRICS[next(iter(self.metrics))]
         value, seeds = self.metrics[metric.name], self.seeds or [self]
         values = [run.metrics[metric.name] for run in seeds]
@@ -216,12 +216,12 @@ def compare_runs(
     folders = {folder.path.resolve(): folder for path in paths for folder in finished_runs(path)}
     if len(folders) < 2:
         raise UsageError(
-            f"there is only one run in {' '.join(map(str, paths))}, and nothing to compare it with",
+            f"only one run in {' '.join(map(str, paths))}: nothing to compare it with",
             remedy="pass two or more runs, or a folder with several runs",
         )
     runs = [*map(_Setting.read, folders.values())]
     groups = _group(runs, least=SHARED)
-    if len(groups) == len(runs):  # any shared rows are better than no comparison
+    if len(groups) == len(runs):  # then any shared rows are better than no comparison
         groups = _group(runs, least=0)
     if len(groups) > 1:
         message = f"the runs were tested on {len(groups)} different sets of rows"
@@ -241,7 +241,7 @@ def _number_texts(rows: Sequence[Row]) -> dict[Key, Row]:
 
 
 def _group(runs: Sequence[_Setting], *, least: float) -> list[list[_Setting]]:
-    """Return the runs of one task that share more than a fraction of their test rows."""
+    """Group runs with the same task that share more than a fraction of their test rows."""
     groups: list[tuple[set[Key], list[_Setting]]] = []
     for run in runs:
         for number, (shared, group) in enumerate(groups):
@@ -257,9 +257,9 @@ def _group(runs: Sequence[_Setting], *, least: float) -> list[list[_Setting]]:
 
 
 def _align(runs: Sequence[_Setting]) -> tuple[list[_Setting], list[str]]:
-    """Return the runs on the rows that all have, with the labels of one run, and notes on both.
+    """Restrict runs to common rows, with the labels of one run, and add notes on both.
 
-    Labels are from the last run with corrected labels, or else from the last run.
+    Labels come from the last run with corrected labels, otherwise from the last run.
     """
     corrected = [run for run in runs if run.config.data.corrections or run.config.data.label_map]
     truth = [*runs, *corrected][-1]
@@ -274,14 +274,14 @@ def _align(runs: Sequence[_Setting]) -> tuple[list[_Setting], list[str]]:
         compute = task.weighted_metrics([*rows.values()])
         metrics = {**(run.metrics if is_same else compute(np.ones(len(keys))))}
         resampled = bootstrap(compute, rows=len(keys))
-        if relabeled:  # the loss of other labels is not known
+        if relabeled:  # the loss for other labels is unknown
             del metrics["loss"], resampled["loss"]
         aligned.append(replace(run, task=task, rows=rows, metrics=metrics, resampled=resampled))
     notes = []
     if any(len(run.rows) > len(keys) for run in runs):
-        notes.append(f"Only the {len(keys):,} rows that all of these runs tested are compared.")
+        notes.append(f"Only the {len(keys):,} test rows that all runs share are compared.")
     if relabeled:
-        counts = f"{relabeled:,} of {len(keys):,} labels are not the same in all runs"
+        counts = f"{relabeled:,} of {len(keys):,} labels differ between runs"
         notes.append(f"{counts}. All runs are compared with the labels of {truth.path}.")
     return aligned, notes
 
@@ -291,7 +291,7 @@ def _names(label: Any) -> frozenset[Any]:
 
 
 def _relabel(run: _Setting, labels: Mapping[Key, Any], task: Task) -> dict[Key, Row]:
-    """Return rows with other labels. A class that only got another name is right under it."""
+    """Relabel rows. Predictions of a renamed class remain correct."""
     new_names = defaultdict[str, set[str]](set)
     if task.problem_type == SINGLE:
         for key, label in labels.items():
@@ -314,7 +314,7 @@ def finished_runs(path: Path) -> list[RunFolder]:
     """Return a run, the folds of a cross-validation, or the finished runs in a folder, by name."""
     runs = [_open(path)]
     if not runs[0].first_file.is_file():
-        # A link would list a run of this folder twice.
+        # Skip links, which would list a run twice.
         paths = [path for path in path.glob("*/") if not path.is_symlink()]
         several = filter(None, map(find_several, paths))
         paths += [run.path for folder in several if folder.kind == "seeds" for run in folder.runs]
@@ -325,13 +325,13 @@ def finished_runs(path: Path) -> list[RunFolder]:
     if not finished:
         problem = f"{path} is neither a finished run nor a folder of finished runs"
         raise NotARunError(
-            problem if is_there(path) else f"there is no folder {path}",
-            remedy="pass folders that finetune run wrote, such as runs/trec-minilm-full, or "
+            problem if is_there(path) else f"folder not found: {path}",
+            remedy="pass run folders, such as runs/trec-minilm-full, or "
             "finish the run with finetune run --resume-from-checkpoint",
         )
     for run in runs:
         if run not in finished:
-            emit(WarningMessage(f"{run.path} is ignored, because it has not finished"))
+            emit(WarningMessage(f"ignoring {run.path}, because it has not finished"))
     return finished
 
 
@@ -369,8 +369,8 @@ def _compare_group(
 
 
 def _group_seeds(runs: Sequence[_Setting]) -> list[_Setting]:
-    """Merge runs that differ only in their seed, unless one run would be left; give all a name."""
-    # If two runs are equal, those in a folder of seeds belong together.
+    """Merge runs that differ only in their seed, unless one run would be left, and name all."""
+    # If runs are equal, keep runs in the same seeds folder together.
     ordered = sorted(runs, key=lambda run: find_several(run.path.parent) is None)
     seeds, repeats = Counter[str](), dict[_Setting, int]()
     for run in ordered:
@@ -394,7 +394,7 @@ def _group_seeds(runs: Sequence[_Setting]) -> list[_Setting]:
 
 
 def _recommend(runs: Sequence[_Setting]) -> str:
-    """Return the best run by the first metric, or the runs that can't be told apart from it."""
+    """Recommend the best run by the first metric, or list runs that can't be told apart."""
     metric = next(iter(runs[0].metrics))
     best, *others = sorted(runs, key=lambda run: -run.metrics[metric])
     close = []
@@ -419,7 +419,7 @@ def _compare_with(base: _Setting, run: _Setting, *, max_rows: int) -> PairedComp
         is_better, is_worse = is_better & (errors == 0), is_worse & (base_errors == 0)
 
     def differing_rows(mask: NDArray[np.bool_]) -> list[dict[str, Any]]:
-        """Return the rows that differ most; equal rows keep their order."""
+        """Return the rows that differ most. Equal rows keep their order."""
         gaps = np.where(mask, np.abs(errors - base_errors), 0)
         order = np.argsort(-gaps, kind="stable")[:max_rows]
         return [
@@ -447,7 +447,7 @@ def _compare_with(base: _Setting, run: _Setting, *, max_rows: int) -> PairedComp
 
 
 def tabulate(group: ComparedGroup) -> Iterator[Table]:
-    """Yield a ranking and, for several runs, differing metrics, rows and options."""
+    """Yield tables: a ranking and, for several runs, differing metrics, rows and options."""
     yield _rank(group)
     if len(group.runs) > 1:
         yield _tabulate_metrics(group)
@@ -470,7 +470,7 @@ def tabulate(group: ComparedGroup) -> Iterator[Table]:
             (option.replace("_", " "), *map(format_value, values))
             for option, values in group.options.items()
         ]
-        yield Table("Options that differ", columns, rows, text_columns=len(columns))
+        yield Table("Differing options", columns, rows, text_columns=len(columns))
     for run, versus in compared:
         columns = ("text", "true", group.reference, run.name)
         for name, count, listed in (
@@ -485,7 +485,7 @@ def tabulate(group: ComparedGroup) -> Iterator[Table]:
 
 
 def _rank(group: ComparedGroup) -> Table:
-    """Return the runs ranked by the first metric, with their costs."""
+    """Rank the runs by the first metric, with their costs."""
     metric = METRICS[next(iter(group.runs[0].metrics))]
     has_seeds = any(run.spread is not None for run in group.runs)
 

@@ -1,4 +1,4 @@
-"""Features of the frozen layers of a run: computed once, or read from the store."""
+"""Frozen-layer features of a run, computed once or read from the store."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -41,14 +41,14 @@ PROGRESS_EVENTS = 10
 
 
 def stores_features(options: CacheConfig, mode: Mode) -> bool:
-    """Return whether features of frozen layers are stored, if the model can be split."""
+    """Return whether frozen-layer features are stored, if the model can be split."""
     return mode.trained_layers is not None and options.feature_cache
 
 
 def split_text_model(
     text_model: TextModel, device: Device, precision: str = "fp32"
 ) -> FrozenLayers | None:
-    """Split a model into frozen and trainable layers; return None if it can't be split."""
+    """Split a model into frozen and trainable layers. Return None if it can't be split."""
     return split_frozen(
         text_model.model,
         device=device,
@@ -61,9 +61,9 @@ def split_text_model(
 def stored_features(
     inputs: RunInputs, plan: Plan, batch_size: BatchSize
 ) -> tuple[nn.Module, Mapping[str, Examples]]:
-    """Return the model that runs at every step, and its inputs for each split.
+    """Return the model to run at every step, and its inputs for each split.
 
-    If the model can be split, its trainable layers are returned, and their inputs are features.
+    If the model can be split, return its trainable layers, whose inputs are features.
     """
     config, text_model, device = inputs.config, inputs.text_model, inputs.device
     whole = text_model.model, inputs.examples
@@ -117,12 +117,12 @@ def with_features(
     batch_size: int,
     split: str,
 ) -> Examples:
-    """Return a split whose inputs are features in a stored file; OSError if it can't be written.
+    """Return a split whose inputs are features in a stored file. Raise OSError on write errors.
 
-    The file has the vectors of all batches one after the other. Each rank computes its share.
+    The file contains the vectors of all batches in sequence. Each rank computes its share.
     """
     shapes = layers.device.shapes
-    # The last bits of features depend on the batch, so the same texts are always batched together.
+    # The last bits of features depend on the batch, so always batch the same texts together.
     batches = plan_evaluation(
         examples.lengths, batch_size=batch_size, padded_lengths=padded_lengths, shapes=shapes
     )
@@ -144,7 +144,7 @@ def with_features(
     key = distributed.broadcast(make_key)
     vectors = store.read(key, shape)
     verb = "computing" if vectors is None else "reusing"
-    emit(Info(f"{verb} features of the frozen layers for {len(examples.labels):,} {split} rows"))
+    emit(Info(f"{verb} frozen-layer features for {len(examples.labels):,} {split} rows"))
     if distributed.any_rank(vectors is None):
         share = batches[distributed.share(len(batches))]
         pieces = (
@@ -157,7 +157,7 @@ def with_features(
 
 
 def _compute(layers: FrozenLayers, inputs: Inputs, batch: Batch) -> torch.Tensor:
-    """Return the vectors of a batch, [vectors, hidden], without vectors of padding."""
+    """Compute the vectors of a batch, [vectors, hidden], without padding."""
     count = len(batch.indices)
     vectors = layers.features(inputs)[:count]
     if layers.per_token:
@@ -175,7 +175,7 @@ def _reader(
 ) -> InputsOf:
     """Return a function that reads the features of examples as inputs of the trainable layers.
 
-    An example has ``counts`` vectors from the number in ``firsts`` on.
+    Each example has ``counts`` vectors, starting at ``firsts``.
     """
 
     def inputs_of(indices: NDArray[np.int64], padded_length: int) -> Inputs:
@@ -208,7 +208,7 @@ def _store(
     pieces: Iterable[tuple[int, torch.Tensor]],
     memory: DeviceMemory,
 ) -> torch.Tensor:
-    """Write the vectors that all ranks compute to one file, and map it; OSError if a rank can't."""
+    """Write the vectors from all ranks to one file and map it. Raise OSError if a rank fails."""
 
     def create() -> Path | OSError:
         try:

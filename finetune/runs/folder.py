@@ -1,4 +1,4 @@
-"""A run folder: its layout, its lock and its readers."""
+"""Run folders: layout, locking and reading."""
 
 import os
 import re
@@ -21,55 +21,55 @@ if TYPE_CHECKING:
 
 # The folder for runs, in the current folder.
 RUNS_FOLDER = Path("runs")
-# This name stands for the newest run there.
+# Name for the newest run there.
 LATEST = Path("latest")
 MAX_NAMES_SHOWN = 5
 TABLE = re.compile(r"table-[0-9a-f]{8}\.parquet")
 
-# The kinds of folders with several runs, and what a run in them is.
+# Kinds of folders with several runs, and the name of a run in them.
 RUN_KINDS = {"seeds": "seed", "folds": "fold", "sweep": "trial"}
 
 T = TypeVar("T")
 
 
 class RunFolder(OwnFolder):
-    """The folder of one run, which need not exist; its manifest lists the inputs of the run."""
+    """The folder of one run, which need not exist. Its manifest lists the inputs of the run."""
 
     kind = "run"
     # The subfolders of the model and of its export.
     model_name, onnx_name = "model", "onnx"
-    # Files of tables in memory, which a new run copies.
+    # In-memory tables, which a new run copies.
     tables: Sequence[Path] = ()
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, self.kind)
         self.config_file = self.path / "config.yaml"
-        # Versions, and the machine.
+        # Versions and machine.
         self.environment_file = self.path / "environment.json"
         # One row per report of the training loop and per validation.
         self.metrics_file = self.path / "metrics.jsonl"
         self.warnings_file = self.path / "warnings.jsonl"
         # One row per test text.
         self.predictions_file = self.path / "predictions.jsonl"
-        # Metrics at the end, with the names of Trainer.
+        # Final metrics, with Trainer names.
         self.results_file = self.path / "all_results.json"
         self.report_file = self.path / "report.html"
         # Written by save_pretrained, with the model card.
         self.model_folder = self.path / self.model_name
         self.weights_file = self.model_folder / "model.safetensors"
-        # The adapter of a run with LoRA, written by peft.
+        # The LoRA adapter, written by peft.
         self.adapter_folder = self.path / "adapter"
         self.onnx_folder = self.path / self.onnx_name
         self.bundle_folder = self.path / "bundle"
-        # Folders step-N with what is needed to resume after N steps and the best model.
-        # They are deleted when the run is finished.
+        # Folders step-N with the state to resume after N steps, and the best model.
+        # Deleted when the run is finished.
         self.checkpoints_folder = self.path / "checkpoints"
-        # How the model reads texts, and how confident it was on validation rows.
+        # How the model reads texts, and its confidences on validation rows.
         self.inference_file = self.model_folder / "inference.json"
         self.confidences_file = self.model_folder / "confidences.json"
         self.card_file = self.model_folder / "README.md"
         self.adapter_card_file = self.adapter_folder / "README.md"
-        # The model is complete if this file exists.
+        # If this file exists, the model is complete.
         self.model_config_file = self.model_folder / "config.json"
         self.digests_file = self.path / SUMS
         # Its modification time is the start of the run.
@@ -77,7 +77,7 @@ class RunFolder(OwnFolder):
 
     @property
     def parts(self) -> list[OwnFolder]:
-        """The exports, which are deleted with the run."""
+        """Exports, which are deleted with the run."""
         return [OwnFolder(self.onnx_folder, "onnx"), OwnFolder(self.bundle_folder, "bundle")]
 
     @property
@@ -87,7 +87,7 @@ class RunFolder(OwnFolder):
 
     @property
     def can_resume(self) -> bool:
-        """Whether there is a checkpoint to resume from, and the configuration of its run."""
+        """Whether a checkpoint and the configuration of its run exist."""
         return bool(self.checkpoints) and self.config_file.is_file()
 
     @property
@@ -97,41 +97,41 @@ class RunFolder(OwnFolder):
 
     @property
     def checkpoints(self) -> list[Path]:
-        """The folders of the checkpoints to resume from, damaged or not, the newest first."""
+        """The checkpoint folders, damaged or not, newest first."""
         files = self.checkpoints_folder.glob("step-*/manifest.json")
         folders = [file.parent for file in files if file.parent.name[5:].isdecimal()]
         return sorted(folders, key=lambda folder: int(folder.name[5:]), reverse=True)
 
     @property
     def has_started(self) -> bool:
-        """Whether there is a checkpoint, or the run is finished."""
+        """Whether a checkpoint exists or the run is finished."""
         return self.can_resume or self.has_finished
 
     def start(self) -> None:
-        """Delete the files of an earlier run, and report the files that stay."""
+        """Delete the files of an earlier run, and report kept files."""
         if stays := self.empty():
             others = ["..."] if len(stays) > MAX_NAMES_SHOWN else []
             names = ", ".join([*stays[:MAX_NAMES_SHOWN], *others])
-            emit(Info(f"kept in {self.path}, because no run wrote them: {names}"))
+            emit(Info(f"keeping files in {self.path} that no run wrote: {names}"))
         for table in self.tables:
             shutil.copyfile(table, self.path / table.name)
 
     def delete_tables(self) -> None:
-        """Delete the run's copies of tables in memory."""
+        """Delete the run's copies of in-memory tables."""
         for path in self.files():
             if TABLE.fullmatch(path.name):
                 path.unlink()
 
     def delete_checkpoints(self) -> None:
         """Delete all checkpoints and leftovers of killed processes, after the run is finished."""
-        # The newest last, so that a run that is killed meanwhile can resume from it.
+        # Newest last, so that a run killed meanwhile can resume from it.
         for folder in reversed(self.checkpoints):
             self.delete(folder.relative_to(self.path).as_posix())
         self.delete(self.checkpoints_folder.name)
         self.delete(only_temporary=True)
 
     def read(self, file: Path, parse: Callable[[Any], T]) -> T:
-        """Parse the value of a JSON or the rows of a .jsonl file, or raise ``NotARunError``."""
+        """Parse the value of a .json or the rows of a .jsonl file, or raise ``NotARunError``."""
         try:
             return parse(read_jsonl(file) if file.suffix == ".jsonl" else read_json(file))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -176,7 +176,7 @@ class BundleFolder(RunFolder):
 class SeveralFolder(RunFolder):
     """The folder of several runs, at least ``count``, with a table of the runs.
 
-    Seeds have one test split, folds of a cross-validation have one each, and the trials of a sweep
+    Seeds share a test split, each fold of a cross-validation has its own, and the trials of a sweep
     differ in some options. The runs are in ``seed-42``, ``fold-1``, ``trial-1``...
     """
 
@@ -184,7 +184,7 @@ class SeveralFolder(RunFolder):
         self.kind = kind
         super().__init__(path)
         self.count, self.run_kind = count, RUN_KINDS[kind]
-        # The numbers of the runs, the folder name of the best run, and metrics.
+        # Run numbers, the folder name of the best run, and metrics.
         self.table_file = self.first_file = path / f"{kind}.json"
         # In a sweep: the configuration of the best trial.
         self.best_file = path / "best.yaml"
@@ -198,21 +198,21 @@ class SeveralFolder(RunFolder):
         return f"{several} --resume-from-checkpoint {quote(str(self.path))}"
 
     def run_name(self, number: int) -> str:
-        """Return the name of the folder of a run."""
+        """Return the folder name of a run."""
         return f"{self.run_kind}-{number}"
 
     def run(self, number: int) -> RunFolder:
-        """Return the folder of a run, which is part of this folder."""
+        """Return the folder of a run in this folder."""
         return RunFolder(self.path / self.run_name(number))
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of the runs, at least one: their seeds, or 1, 2, ..."""
+        """The run numbers, at least one: seeds, or 1, 2, ..."""
         return self._read_table()[0]
 
     @property
     def best(self) -> RunFolder:
-        """The best seed on the validation split; raises ``NotARunError`` if there is none."""
+        """The best seed on the validation split. Raises ``NotARunError`` if unknown."""
         numbers, best = self._read_table()
         if best is not None and self.kind == "seeds":
             return RunFolder(self.path / best)
@@ -229,7 +229,7 @@ class SeveralFolder(RunFolder):
         )
 
     def _read_table(self) -> tuple[list[int], str | None]:
-        """Return the numbers, at least one, and the folder name of the best run."""
+        """Return the run numbers, at least one, and the folder name of the best run."""
 
         def parse(content: dict[str, Any]) -> tuple[list[int], str | None]:
             numbers, best = [int(number) for number in content[self.kind]], content["best"]
@@ -241,7 +241,7 @@ class SeveralFolder(RunFolder):
 
     @property
     def runs(self) -> list[RunFolder]:
-        """The folders of the runs that started; none if the table can't be read."""
+        """The folders of started runs, or none if the table can't be read."""
         with suppress(NotARunError):
             return [*map(self.run, self.numbers)]
         return []
@@ -258,12 +258,12 @@ class SeveralFolder(RunFolder):
 
     @property
     def has_started(self) -> bool:
-        """Whether a run started; the table of a sweep lists all trials."""
+        """Whether a run started. The table of a sweep lists all trials."""
         return any(self.kind == "sweep" or run.config_file.is_file() for run in self.runs)
 
     @property
     def has_finished(self) -> bool:
-        """Whether all requested runs are finished; in a sweep, whether the best trial is known.
+        """Whether all requested runs are finished or, in a sweep, the best trial is known.
 
         Folds are finished when the predictions of all folds are written.
         """
@@ -274,7 +274,7 @@ class SeveralFolder(RunFolder):
         return is_written and has_all and all(run.has_finished for run in self.runs)
 
     def read_config(self) -> Config:
-        """Return the configuration of the first run, or of another if its folder is missing."""
+        """Return the configuration of the first run, or of another run if its folder is missing."""
         first = self.numbers[0]
         runs = (run for run in self.runs if run.config_file.is_file())
         config = next(runs, self.run(first)).read_config()
@@ -282,28 +282,28 @@ class SeveralFolder(RunFolder):
 
 
 def find_several(path: Path) -> SeveralFolder | None:
-    """Return a path as the folder of several runs, if it is such a folder."""
+    """Return the folder of several runs at a path, or None for other folders."""
     folders = (SeveralFolder(path, kind) for kind in RUN_KINDS)
     return next((folder for folder in folders if folder.table_file.is_file()), None)
 
 
 def next_free_folder(parent: Path, name: str) -> Path:
-    """Return the first of ``parent/name``, ``parent/name-2``, ... that does not exist."""
+    """Return the first of ``parent/name``, ``parent/name-2``, ... that doesn't exist."""
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     return next(path for name in names if not os.path.lexists(path := parent / name))
 
 
 def find_latest(path: Path) -> Path:
-    """Return the path; for ``latest``, return the newest finished run in ``runs``.
+    """Return the path or, for ``latest``, the newest finished run in ``runs``.
 
-    Folds and sweeps, which have no model, are skipped if there is another run.
+    Folds and sweeps, which have no model, are skipped if other runs exist.
     """
     if path != LATEST or is_there(path):
         return path
     finished = [run for run in list_runs(RUNS_FOLDER) if run.has_finished]
     if not finished:
         raise NotARunError(
-            f"there is no finished run in {RUNS_FOLDER.absolute()}",
+            f"no finished run in {RUNS_FOLDER.absolute()}",
             remedy="train one with finetune run FILE, or pass a run folder",
         )
     have_models = (run for run in finished if run.kind in ("run", "seeds"))
@@ -316,10 +316,10 @@ def find_latest(path: Path) -> Path:
 
 
 def list_runs(parent: Path) -> list[RunFolder]:
-    """Return the runs in a folder and the folders of several runs, the most recent first."""
+    """Return the runs in a folder, including folders of several runs, most recent first."""
 
     def written_at(folder: RunFolder) -> float:
-        """Return when a run finished or else started; 0 if the folder is not a run."""
+        """Return the time when a run finished or, if unfinished, started. 0 if it is not a run."""
         files = (folder.results_file, folder.first_file)
         return next((file.stat().st_mtime for file in files if file.is_file()), 0.0)
 
@@ -352,7 +352,7 @@ def open_run_folder(
         if path.suffix == ".zip":
             remedy = "unpack the bundle, and pass its folder"
         raise NotARunError(
-            message if is_there(path) else f"there is no folder {path}", remedy=remedy
+            message if is_there(path) else f"folder not found: {path}", remedy=remedy
         )
     files = (folder.model_config_file, folder.inference_file)
     if needs_model and not all(file.is_file() for file in files):

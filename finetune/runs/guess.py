@@ -1,4 +1,4 @@
-"""Guesses options from the table if they are not set: columns, model, length, task."""
+"""Guesses unset options from the table: columns, model, length, task."""
 
 import unicodedata
 from collections import Counter
@@ -25,9 +25,9 @@ UNLIMITED = 2**31 - 1
 # character) in Chinese. An estimate that is too high does no harm.
 BYTES_PER_TOKEN = 3
 SPECIAL_TOKENS = 2
-# Positions of BERT and of most models like it.
+# Positions of BERT and most similar models.
 MAX_TOKENS = 512
-# Large tables: only a random sample of texts and the longest ones are tokenized.
+# In large tables, only a random sample of texts and the longest texts are tokenized.
 SAMPLE_TEXTS = 20_000
 LONGEST_TEXTS = 20
 SCRIPT_CHARACTERS = 100_000
@@ -37,18 +37,18 @@ MIN_ENGLISH, MAX_MARKED = 0.03, 0.003
 # With more, plain fine-tuning is as good as few-shot training and takes less time
 # (docs/measurements.md#few-labels).
 MAX_ROWS_PER_CLASS = 100
-# Trained on pairs of texts in 94 languages, as MiniLM in English. The 50 languages of
+# Trained on text pairs in 94 languages, like MiniLM in English. The 50 languages of
 # paraphrase-multilingual-MiniLM-L12-v2 lack Bengali, Tamil and Swahili. With 8 rows per class of
 # MASSIVE intents, the MTEB results list 55.5% against 50.7% in German, 51.1% against 52.5% in
 # Hebrew. It was trained with the prefix "query: ". Without it, as here, it is better on TREC
 # (docs/measurements.md#few-labels).
 MULTILINGUAL_SENTENCE_ENCODER = "intfloat/multilingual-e5-small"
-# Scripts of Amharic, Khmer, Lao, Odia and Sinhala, on which multilingual BERT was not trained.
+# Scripts on which multilingual BERT was not trained: Amharic, Khmer, Lao, Odia and Sinhala.
 XLM_SCRIPTS = frozenset(("ETHIOPIC", "KHMER", "LAO", "ORIYA", "SINHALA"))
 
 
 class Guesses(NamedTuple):
-    """Guessed options; ``longer_fraction`` of the texts exceed the maximum length of the model.
+    """Guessed options. ``longer_fraction`` of the texts exceed the model's maximum length.
 
     ``model_reason`` is empty if the model was set.
     """
@@ -61,14 +61,14 @@ class Guesses(NamedTuple):
 
 @dataclass(frozen=True)
 class GuessedConfig(LoadedConfig):
-    """A configuration with guessed options, and the data that were read to guess them."""
+    """A configuration with guessed options, and the data that was read to guess them."""
 
     guesses: tuple[str, ...] = ()
     read: "LoadedData | None" = None
 
 
 def guess(table: "LoadedData", options: DataConfig, *, model: str | None) -> Guesses:
-    """Guess options for a table; without a tokenizer, lengths in tokens are estimated."""
+    """Guess options for a table. Without a tokenizer, estimate lengths in tokens."""
     import numpy as np
     import pyarrow
     import pyarrow.compute as pc
@@ -80,10 +80,11 @@ def guess(table: "LoadedData", options: DataConfig, *, model: str | None) -> Gue
     held_out = sum(held_out_fractions(table.splits, options, task=table.task).values())
     trained = min(len(rows) * (1 - held_out), options.max_train_samples or len(rows))
     rows_per_class = trained / max(len(table.task.class_names), 1)
-    # Multi-label and regression tasks have no few-shot training, which sentence encoders are for.
+    # Sentence encoders are for few-shot training, which only single-label tasks have.
     has_few_rows = task == "single" and rows_per_class <= MAX_ROWS_PER_CLASS
     if has_few_rows and table.unlabeled is not None:
-        # Few-shot training reads them too. Without labels, the rows are only names of classes.
+        # Few-shot training reads unlabeled texts too. Without labels, the rows are only class
+        # names.
         names = table.unlabeled.column_names
         rows = pyarrow.concat_tables([table.unlabeled, rows.select(names)])
     texts = texts_of(rows).joined
@@ -94,10 +95,10 @@ def guess(table: "LoadedData", options: DataConfig, *, model: str | None) -> Gue
         if task != "single":
             reason = f"the task is {task}"
         elif not table.has_labels:
-            reason = "there are no labels"
+            reason = "the data has no labels"
     size_bytes = pc.binary_length(texts).to_numpy()
     if (count := len(rows)) > SAMPLE_TEXTS:
-        emit(Info(f"counting tokens of the longest and {SAMPLE_TEXTS:,} random texts of {count:,}"))
+        emit(Info(f"counting tokens in the longest and {SAMPLE_TEXTS:,} random texts of {count:,}"))
         is_chosen = np.zeros(count, dtype=bool)
         is_chosen[np.random.default_rng(0).choice(count, SAMPLE_TEXTS, replace=False)] = True
         is_chosen[np.argsort(size_bytes)[-LONGEST_TEXTS:]] = True
@@ -121,7 +122,7 @@ def guess(table: "LoadedData", options: DataConfig, *, model: str | None) -> Gue
 
 
 def guess_options(loaded: LoadedConfig) -> GuessedConfig:
-    """Add guesses for a table to the options, as ``init`` does, and report them."""
+    """Add guesses for a table to the options, like ``init``, and report them."""
     from finetune.data.load import load_data
 
     data = loaded.config.data
@@ -153,16 +154,16 @@ def guess_options(loaded: LoadedConfig) -> GuessedConfig:
 def measure_tokens(
     splits: "Splits", options: ModelConfig
 ) -> "tuple[Lengths, dict[str, EncodedTexts]] | None":
-    """Return a description of the lengths of texts, and the token ids of the whole texts.
+    """Return a summary of text lengths, and the token IDs of the whole texts.
 
-    Return None and warn if there is no tokenizer.
+    Return None and warn without a tokenizer.
     """
     from finetune.data.check import Lengths, describe_lengths, suggest_max_length, suggest_model
     from finetune.data.dataset import texts_of
     from finetune.model.source import find_model
     from finetune.tokenization.encode import encode_texts
 
-    emit(Info(f"counting tokens as {options.model} does"))
+    emit(Info(f"counting tokens with the {options.model} tokenizer"))
     try:
         source = find_model(options.model, revision=options.revision, with_weights=False)
         tokenizer = source.read_tokenizer()
@@ -196,9 +197,9 @@ def measure_tokens(
 
 
 def suggest_encoder(texts: "pyarrow.ChunkedArray", *, has_few_rows: bool) -> str:
-    """Return the default model for the number of rows, the script and the language of the texts.
+    """Return the default model for the number of rows, the script and the language.
 
-    With few rows, it is an encoder that was trained to compare texts.
+    For few rows, it is an encoder trained to compare texts.
     """
     from finetune.data.check import MULTILINGUAL_MODEL, SCRIPT_TEXTS
     from finetune.model.source import MINILM

@@ -1,4 +1,4 @@
-"""Receivers of the events of a run: its journal on the disk, and an experiment tracker."""
+"""Receivers of run events: the journal on disk, and an experiment tracker."""
 
 import json
 import os
@@ -20,7 +20,7 @@ _NOT_KEPT = {"total_steps", "budget_bytes", "remaining_seconds"}
 
 
 class Journal:
-    """A receiver of events: steps and validations go to ``metrics.jsonl``, warnings next to it.
+    """Receives events: writes steps and validations to ``metrics.jsonl``, warnings next to it.
 
     Only the main process opens a folder. Earlier warnings are written when it is opened. Rows that
     can't be written, for example on a full disk, are written later.
@@ -53,12 +53,12 @@ class Journal:
         return Journal(self._warnings)
 
     def open(self, folder: RunFolder | None) -> None:
-        """Write to a run folder from now on; stop writing if there is none."""
+        """Write to a run folder from now on, or stop writing if it is None."""
         self._folder = folder
         self.write()
 
     def write(self) -> bool:
-        """Write pending rows; return whether all are written."""
+        """Write pending rows. Return whether all are written."""
         if self._folder is None:
             return False
         file = self._folder.metrics_file
@@ -74,7 +74,9 @@ class Journal:
             if not self._has_warned:
                 self._has_warned = True
                 message = f"{file} can't be written: {error.strerror}"
-                remedy = "the run continues and tries again; it writes no checkpoint until then"
+                remedy = (
+                    "free disk space; the run continues, and retries before it writes a checkpoint"
+                )
                 self(WarningMessage(message, remedy=remedy))
         return not self._has_warned
 
@@ -90,7 +92,7 @@ def continue_journal(folder: RunFolder, *, steps: int) -> None:
 
 
 def read_warnings(folder: RunFolder) -> Sequence[WarningMessage]:
-    """Return the warnings of a run, each once: a resumed run repeats some."""
+    """Return the distinct warnings of a run. A resumed run repeats some."""
     if not folder.warnings_file.exists():
         return ()
     rows = folder.read(folder.warnings_file, TypeAdapter(list[WarningMessage]).validate_python)
@@ -98,13 +100,13 @@ def read_warnings(folder: RunFolder) -> Sequence[WarningMessage]:
 
 
 class Tracker:
-    """A receiver of events that reports steps and validations to a tracker of Accelerate."""
+    """Receives events: reports steps and validations to an Accelerate tracker."""
 
     def __init__(self, name: str, tracker: Any) -> None:
         self.name, self._tracker, self._forward = name, tracker, current_receiver()
 
     def __call__(self, event: Event) -> None:
-        """Pass an event on, and report it with the metric names of the Trainer."""
+        """Pass an event on, and report it with Trainer metric names."""
         self._forward(event)
         if isinstance(event, Step):
             values = {"loss": event.loss, "learning_rate": event.learning_rate}
@@ -118,11 +120,11 @@ class Tracker:
         self.call("log", {**full_names, "train/epoch": epoch}, step=step)
 
     def call(self, method: str, *arguments: Any, **options: Any) -> None:
-        """Call the tracker, if there is one. If it fails, the run continues without it."""
+        """Call the tracker, if any. If it fails, continue without it."""
         try:
             if self._tracker is not None:
                 getattr(self._tracker, method)(*arguments, **options)
-        except Exception as error:  # each tracker raises different exceptions
+        except Exception as error:  # trackers raise different exceptions
             self._tracker = None
             message = f"{self.name} failed and gets no more reports: {_reason_of(error)}"
             emit(WarningMessage(message, remedy="see metrics.jsonl for all metrics"))
@@ -141,7 +143,7 @@ def check_report_to(config: Config) -> None:
 
 @contextmanager
 def tracked(config: Config, folder: RunFolder) -> Iterator[Tracker]:
-    """Yield a receiver that reports to the tracker of a configuration, if there is one."""
+    """Yield a receiver that reports to the configured tracker, if any."""
     name = config.output.report_to
     if name == "none" or not distributed.is_main():
         yield Tracker(name, None)
@@ -159,7 +161,7 @@ def tracked(config: Config, folder: RunFolder) -> Iterator[Tracker]:
             PartialState(cpu=True)
         finally:
             os.environ |= ranks
-    # The tracker gets the options of model and training, and no data.
+    # The tracker gets the model and training options, but no data.
     kind, path = LOGGER_TYPE_TO_CLASS[name], folder.path.resolve()
     options = {**asdict(config.model), **asdict(config.training)}
     options = {option: value for option, value in options.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Linear heads on the features of an encoder: the head of a run, and an estimate for a table.
+"""Linear heads on encoder features: the head of a run, and an estimate for a table.
 
 ``--freeze-core`` fits the same head as the estimate, and a run with this option reuses the
 features.
@@ -61,7 +61,7 @@ KEPT_OPTIONS = ("device", "precision", "eval_batch_size", "class_weights", "seed
 class LinearHeadFitter:
     """Fits the output layer of a model in training.
 
-    ``cross_validated`` holds the logits of the training rows on the frozen encoder, each row
+    ``cross_validated`` contains the logits of the training rows on the frozen encoder, each row
     predicted by a head fitted without it. It is None if validation rows measure the model.
     ``names`` is a field of ``RunDetails``.
     """
@@ -81,7 +81,7 @@ class LinearHeadFitter:
             self.cross_validated = logits
         self._inverse_regularization = strength
         self.names = self._add_names(rows) if "names" in trainer.examples else ""
-        # Contrastive training changes the features; the pretrained weights are kept to interpolate.
+        # Contrastive training changes the features. Keep the pretrained weights for interpolation.
         self._rows = None if is_contrastive else rows
         self._embeddings = ExitStack()
         self._pretrained = {
@@ -104,7 +104,7 @@ class LinearHeadFitter:
         classes = np.arange(rows.outputs)
         is_label, is_name = rows.labels[:, None] == classes, names.labels[:, None] == classes
         fit = names_fit(mean_by_class(names.features, is_name), rows.features, is_label)
-        # Without any row, a class is known only by its name.
+        # A class without rows is known only by its name.
         is_missing = ~is_label.any(axis=0)[names.labels]
         has_descriptions = self._inputs.config.data.class_descriptions is not None
         word = "descriptions" if has_descriptions else "names"
@@ -131,7 +131,7 @@ class LinearHeadFitter:
     def _find_rows(
         self, missing: NDArray[np.int64], rows: LabeledFeatures, names: NDArray[np.float32]
     ) -> Examples:
-        """Return the unlabeled texts that most likely have the classes without a labeled row."""
+        """Return the unlabeled texts that most likely belong to classes without labeled rows."""
         texts, examples = self._read_features("unlabeled"), self._trainer.examples["unlabeled"]
         both = np.concatenate([rows.features, texts.features])
         logits = Prototypes.of(names, both, rows.labels).head.logits(texts.features)
@@ -152,7 +152,7 @@ class LinearHeadFitter:
             self._embeddings.enter_context(bypass_output_layer(self._trainer.model, layer))
 
     def finish(self) -> float:
-        """Interpolate a contrastively trained encoder, then fit the head; return its loss."""
+        """Interpolate a contrastively trained encoder, then fit the head. Return its loss."""
         self._embeddings.close()
         rows, text_model, texts = self._rows, self._inputs.text_model, None
         if rows is None:
@@ -183,13 +183,13 @@ class LinearHeadFitter:
 
 
 class PrototypeFitter:
-    """Makes the output layer of class prototypes, from their descriptions and unlabeled texts."""
+    """Makes an output layer of class prototypes, from class descriptions and unlabeled texts."""
 
     def __init__(self, inputs: RunInputs, trainer: TrainingLoop) -> None:
         self._inputs, self._trainer = inputs, trainer
 
     def start(self) -> None:
-        """Do nothing: there are no training steps."""
+        """Do nothing, because there are no training steps."""
 
     def finish(self) -> float:
         """Set the output layer, which has no loss."""
@@ -207,7 +207,7 @@ class PrototypeFitter:
 def read_features(
     inputs: RunInputs, plan: Plan, predictor: Predictor, examples: Examples
 ) -> LabeledFeatures:
-    """Return the inputs of the output layer for examples, with their labels and weights."""
+    """Compute the output layer inputs of examples, with their labels and weights."""
     task, labels = inputs.task, examples.labels
     with bypass_output_layer(predictor.model, output_layer(inputs.text_model)):
         features = predictor.logits(examples, padded_lengths=plan.padded_lengths)
@@ -241,7 +241,7 @@ class LinearHeadEstimate:
 
     @property
     def lines(self) -> list[str]:
-        """The sentences that are printed."""
+        """The printed sentences."""
         metric, limits = METRICS[self.metric], (self.low, self.high)
         baseline = f"always predicting the {metric.baseline}"
         if metric.baseline == "largest class":
@@ -264,7 +264,7 @@ def estimate_linear_head(
 ) -> LinearHeadEstimate | None:
     """Cross-validate a linear head on training rows.
 
-    None for a large table, for one of ``finetune label``, without labels, or without weights.
+    Return None for large tables, tables of ``finetune label``, and without labels or weights.
     """
     name, reason = config.model.model, ""
     if len(rows) > MAX_ESTIMATED_ROWS or not data.has_labels:

@@ -1,4 +1,4 @@
-"""Every number of a run, from options, defaults and measurements, and its estimated time."""
+"""Makes the plan of a run from options, defaults and measurements, and estimates its time."""
 
 import math
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from finetune.training.precision import choose_precision
 from finetune.training.trainer import Trainer
 
 DEFAULT_SAVE_STEPS = 500
-# Measured speeds are off by a few percent. A larger difference than this counts.
+# Measured speeds are off by a few percent, so smaller speedups are ignored.
 FASTER = 1.05
 # The first step is not timed, because it has the most tokens and warms up the device.
 TIMED_STEPS = 3
@@ -38,7 +38,7 @@ TIMED_ROWS = 256
 
 
 def make_plan(inputs: RunInputs, measured: Plan | None = None) -> Plan:
-    """Return the plan of a run, whose configuration is complete.
+    """Make the plan of a run, with a complete configuration.
 
     Each option that the run reads and that is None or ``auto`` gets its value here, once, before
     the trainer is built. Precision and batch sizes are measured, with reasons in ``choices``, or
@@ -88,13 +88,13 @@ def _resolve_defaults(inputs: RunInputs, measured: Plan | None) -> Config:
     }
     if "early_stopping_patience" in unread:
         defaults["early_stopping_patience"] = 0
-    # The trainer has these with any method.
+    # The trainer reads these with any method.
     read = defaults.keys() - unread | {
         "head_lr_multiplier", "weight_decay", "early_stopping_patience"
     }  # fmt: skip
     values = {name: defaults[name] for name in read if OPTIONS[name].value_in(config) is None}
     if method.is_contrastive and "batch_size" not in inputs.sources:
-        # Each text is only contrasted with the texts of its micro-batch.
+        # Texts are only contrasted with texts in the same micro-batch.
         values["batch_size"] = TEXTS_PER_STEP
     if measured:
         names = ("batch_size", "eval_batch_size", "gradient_checkpointing", "precision")
@@ -112,12 +112,12 @@ def _resolve_defaults(inputs: RunInputs, measured: Plan | None) -> Config:
 
 
 def _pin_sources(inputs: RunInputs) -> dict[str, str]:
-    """Return the options with files, as absolute paths, and the data with its commit."""
+    """Return file options as absolute paths, and the data with its commit."""
     values = {}
     for name, option in OPTIONS.items():
         source = option.value_in(inputs.config)
         if option.path and source not in (None, *option.names):
-            # Other values than files and folders, such as a Hub ID, stay.
+            # Values other than files and folders, such as a Hub ID, don't change.
             path = Path(source).expanduser()
             values[name] = str(path.resolve()) if path.exists() else source
     data = inputs.config.data.data
@@ -128,7 +128,7 @@ def _pin_sources(inputs: RunInputs) -> dict[str, str]:
 
 
 def _plan_steps(inputs: RunInputs, config: Config) -> Plan:
-    """Return the numbers that follow from a configuration."""
+    """Derive the numbers of a plan from a configuration."""
     training, method, device = config.training, inputs.method, inputs.device
     text_model, examples, shapes = inputs.text_model, inputs.examples, device.shapes
     rows = len(examples["train"].labels)
@@ -143,7 +143,7 @@ def _plan_steps(inputs: RunInputs, config: Config) -> Plan:
     if shapes.max_shapes is not None and not inputs.mode.trains_encoder:
         # A head on stored features reads one vector per text, so it needs only one shape.
         shapes = replace(shapes, max_shapes=shapes.max_shapes - 1)
-    # All splits count, so that evaluation needs no new shapes.
+    # Include all splits, so that evaluation needs no new shapes.
     lengths = np.concatenate([split.lengths for split in examples.values()])
     is_checked = training.check_device
     if is_checked is None:
@@ -162,13 +162,13 @@ def _plan_steps(inputs: RunInputs, config: Config) -> Plan:
 
 
 def make_batch_sizes(inputs: RunInputs, plan: Plan) -> tuple[BatchSize, BatchSize]:
-    """Return the batch sizes of training and evaluation.
+    """Return the batch sizes for training and evaluation.
 
     They are equal on devices that limit the number of batch shapes.
     """
     device, examples = inputs.device, int(plan.batch_size)
     if distributed.world_size() > 1:
-        # If batches are padded with examples, a larger batch would only repeat more of them.
+        # If batches are padded with examples, a larger batch would only repeat more examples.
         examples = min(examples, _rows_per_step(inputs, plan))
     batch_size = eval_batch_size = BatchSize(examples, "batch size", device)
     if not device.shapes.counts_evaluation:
@@ -187,7 +187,7 @@ def _rows_per_step(inputs: RunInputs, plan: Plan) -> int:
 
 
 def _search_batch_sizes(inputs: RunInputs, plan: Plan) -> Config:
-    """Return a configuration in which a search replaced the ``auto`` batch size.
+    """Replace the ``auto`` batch size in the configuration by the result of a search.
 
     Each search starts with the largest size worth trying, so one trial is usually enough. Each rank
     searches on its own device, and all ranks use the smallest result.
@@ -228,7 +228,7 @@ def _search_batch_sizes(inputs: RunInputs, plan: Plan) -> Config:
         training, evaluation = (min(sizes[i] for sizes in all_sizes) for i in (0, 1))
         if is_one_size:
             training = evaluation = min(training, evaluation)
-        # On ranks that did not need it, checkpointing only saves memory.
+        # On ranks that don't need it, checkpointing only saves memory.
         checkpointing = any(sizes[2] for sizes in all_sizes)
         emit(Info(f"batch size: {training} in training, {evaluation} in evaluation"))
     sizes = {"batch_size": training, "eval_batch_size": evaluation}
@@ -240,7 +240,7 @@ def _search_both_ways(
 ) -> tuple[int, bool]:
     """Search for the batch size of a step, with gradient checkpointing if that is faster.
 
-    If memory is short, checkpointing can be faster, because micro-batches are fewer and larger.
+    If memory is short, checkpointing can be faster, because micro-batches are larger and fewer.
     """
     size, speed = 0, 0.0
     with suppress(BatchDoesNotFitError):
@@ -256,9 +256,9 @@ def _search_both_ways(
 
 
 def estimate_seconds(inputs: RunInputs, plan: Plan) -> float:
-    """Return the expected seconds of the whole command, including the time so far.
+    """Estimate the seconds of the whole command, including the time so far.
 
-    It times a few predictions and steps, which change the model. Time is proportional to tokens.
+    Time a few predictions and steps, which change the model. Time is proportional to tokens.
     """
     spent_seconds = sum(clock.seconds().values())
     text_model, examples = inputs.text_model, inputs.examples["train"]

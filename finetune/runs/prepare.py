@@ -1,4 +1,4 @@
-"""Prepares device, data and model once for all runs of one configuration."""
+"""Prepares device, data and model once for all runs of a configuration."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,16 +42,17 @@ from finetune.training.linear_head import MAX_TEXTS
 from finetune.training.plan import TrainingMethod
 from finetune.training.precision import check_speed
 
-# Options that token ids depend on.
+# Options that token IDs depend on.
 _TOKENIZER_OPTIONS = ("model", "revision", "max_length", "long_texts", "stride")
 
 
 @dataclass(frozen=True)
 class RunInputs:
-    """The inputs of a run: options, device, data, token ids by split, and a model with a new head.
+    """The inputs of a run: options, device, data, token IDs by split, and a model with a new head.
 
-    Training changes the model, which is on the CPU at first. ``sources`` has the file, variable or
-    flag of each option that was set. In a cross-validation, ``pool`` has the examples of all folds.
+    Training changes the model, which is on the CPU at first. ``sources`` contains the file,
+    variable or flag of each set option. In a cross-validation, ``pool`` contains the examples of
+    all folds.
     """
 
     config: Config
@@ -65,12 +66,12 @@ class RunInputs:
 
     @property
     def task(self) -> Task:
-        """The task: what the labels are."""
+        """The task type with its labels."""
         return self.text_model.task
 
     @property
     def mode(self) -> Mode:
-        """Which layers are trained."""
+        """Which parameters are trained."""
         return self.config.model.mode
 
 
@@ -82,10 +83,10 @@ def prepare(
     trials: Sequence[Mapping[str, Any]] = (),
     read: LoadedData | None = None,
 ) -> RunInputs:
-    """Select the device, load and check the data, load the model, and encode the texts.
+    """Select the device, load and check the data, load the model, and tokenize the texts.
 
-    Options that have no effect are reported. Raises ``ConfigurationError`` if ``trials``, the
-    options of each trial of a sweep, differ in one of them. ``read`` is the data if they were read
+    Report options that have no effect. Raise ``ConfigurationError`` if ``trials``, the
+    options of each trial of a sweep, differ in one of them. ``read`` is the data if it was read
     to guess options.
     """
     check_report_to(config)
@@ -131,13 +132,13 @@ def _freeze(config: Config) -> Config:
 
 
 def _report_unread_options(inputs: RunInputs, trials: Sequence[Mapping[str, Any]]) -> None:
-    """Warn about options that are set and not read; reject trials that differ only in those."""
+    """Warn about set options that have no effect. Reject trials that differ only in those."""
     choose = partial(choose_method, task=inputs.task, rows=inputs.data.labeled_rows)
     planned, unread_by_trial = choose(inputs.config), []
     for trial in trials or [{}]:
         config = change_options(inputs.config, trial)
         chosen = choose(config)
-        # The model may not allow the planned method.
+        # The model may not support the planned method.
         method = inputs.method if chosen == planned else chosen
         unread_by_trial.append(find_unread(replace(inputs, config=config, method=method)))
     for name in sorted(set.intersection(*map(set, unread_by_trial))):
@@ -145,7 +146,7 @@ def _report_unread_options(inputs: RunInputs, trials: Sequence[Mapping[str, Any]
         message = f"{option.flag} has no effect {condition}"
         if any(name in trial for trial in trials):
             raise ConfigurationError(f"the trials can't differ: {message}", remedy=remedy)
-        # 0 turns off what is off anyway, and so does --unlabeled none. A search for the batch size
+        # 0 and --unlabeled none turn off what is off anyway. A batch-size search
         # also finds the size of evaluation.
         is_set = option.value_in(inputs.config) not in (option.default, 0, "auto", *option.names)
         is_read = name == "batch_size" and inputs.device.shapes.counts_evaluation
@@ -158,7 +159,7 @@ def _report_unread_options(inputs: RunInputs, trials: Sequence[Mapping[str, Any]
 
 
 def find_unread(inputs: RunInputs) -> dict[str, tuple[str, str]]:
-    """Return the options that a run does not read, each with the reason and what else to add."""
+    """Return the options that a run doesn't read, each with the reason and the option to add."""
     task, method, training = inputs.task.name, inputs.method, inputs.config.training
     is_plain, saves_steps = not method.fits_head, inputs.config.output.saves == "steps"
     auto_batch = "--batch-size auto"
@@ -195,10 +196,10 @@ def find_unread(inputs: RunInputs) -> dict[str, tuple[str, str]]:
 def prepare_variant(
     shared: RunInputs, config: Config, *, fold: int | None = None, is_first: bool = False
 ) -> RunInputs:
-    """Return the same rows with other options and the pretrained model.
+    """Prepare the same rows with other options and the pretrained model.
 
-    With a number of a fold, the training rows are split again, and the fold is the test split. The
-    first variant may use the shared model, which is not trained yet.
+    For a fold number, split the rows again, with the fold as the test split. The
+    first variant can use the shared model, which is not trained yet.
     """
     is_encoded = all(
         OPTIONS[name].value_in(config) == OPTIONS[name].value_in(shared.config)
@@ -223,7 +224,7 @@ def _load(
     examples: Mapping[str, Examples],
     sources: Mapping[str, str],
 ) -> RunInputs:
-    """Load the model, and encode the texts unless they are encoded already."""
+    """Load the model, and tokenize the texts unless they already are."""
     training, labels = config.training, data.task.labels(data.splits["train"]["label"])
     task = data.task.with_loss(labels, training)
     if user_metrics():
@@ -251,7 +252,7 @@ def _load(
 
 
 def _sample(texts: pyarrow.Table | None) -> pyarrow.Table | None:
-    """Return a fixed sample of texts if they are many."""
+    """Return a fixed sample if there are many texts."""
     if texts is None or len(texts) <= MAX_TEXTS:
         return texts
     return texts.take(np.random.default_rng(0).choice(len(texts), MAX_TEXTS, replace=False))
@@ -269,7 +270,7 @@ def _few_label_tables(data: LoadedData) -> Splits:
 
 
 def _check_user_metrics(task: Task, splits: Splits) -> None:
-    """Call the user's ``compute_metrics`` on random logits: its errors come before training."""
+    """Call the user's ``compute_metrics`` on random logits, so it fails before training."""
     name = next(name for name in ("validation", "test", "train") if name in splits)
     labels = task.labels(splits[name]["label"])
     logits = np.random.default_rng(0).normal(size=(len(labels), len(task.output_names)))
@@ -284,7 +285,7 @@ def encode_rows(
     config: Config,
     known: KnownTokens | None = None,
 ) -> Examples:
-    """Encode the texts of a split unless they are known, with a warning if some are truncated."""
+    """Tokenize the texts of a split unless they are known. Warn if some are truncated."""
     texts, task, options = texts_of(rows), text_model.task, config.model
     longest, stride = min(options.max_length, text_model.max_tokens), options.window_stride
     encoded = known and known.find(texts, replace(options, max_length=longest))
@@ -315,28 +316,28 @@ def encode_rows(
 
 
 def _report_long_texts(examples: Examples, split: str, remedy: str) -> None:
-    """Warn about truncated texts; report into how many windows other texts are split."""
+    """Warn about truncated texts, or report the number of windows."""
     texts, longer = len(examples.labels), examples.truncated_texts
     if examples.windows:
         longer = int(np.count_nonzero(examples.windows.counts > 1))
-    message = f"{longer:,} of the {texts:,} {split} texts ({longer / texts:.1%}) are longer than "
+    message = f"{longer:,} of {texts:,} {split} texts ({longer / texts:.1%}) are longer than "
     message += f"{examples.lengths.max()} tokens"
     if examples.windows:
-        emit(Info(f"{message}: {len(examples.lengths):,} windows in all"))
+        emit(Info(f"{message}: {len(examples.lengths):,} windows in total"))
     elif longer:
         remedy = f"{remedy}, if the ends of these texts matter"
         emit(WarningMessage(f"{message} and are truncated", remedy=remedy))
 
 
 def choose_method(config: Config, task: Task, *, rows: int) -> TrainingMethod:
-    """Return the training method for a configuration and its rows with a label.
+    """Choose the training method for a configuration and its number of labeled rows.
 
     Raises:
         ConfigurationError: If a requested method can't be used.
     """
     training, obstacle, ranks = config.training, "", distributed.world_size()
     if not rows:
-        reason = "no labels: the names of the classes and unlabeled texts make the head"
+        reason = "no labels: class names and unlabeled texts make the head"
         return TrainingMethod(True, uses_prototypes=True, reason=reason)
     if config.model.mode.trains_encoder:
         option, choice = "contrastive", training.contrastive
@@ -376,9 +377,9 @@ def choose_method(config: Config, task: Task, *, rows: int) -> TrainingMethod:
 def load_for_training(
     config: Config, method: TrainingMethod, *, task: Task
 ) -> tuple[TextModel, TrainingMethod]:
-    """Load the pretrained model with a new head, and freeze the layers that are not trained.
+    """Load the pretrained model with a new head, and freeze the layers that aren't trained.
 
-    If the model does not allow the training method, plain gradient descent replaces it.
+    If the model doesn't support the training method, plain gradient descent replaces it.
     """
     # With many rows, mean pooling gains little in fine-tuning, and its layer takes time. A LoRA
     # adapter has to fit the plain pretrained model.
@@ -401,7 +402,7 @@ def load_for_training(
             emit(Info("gradient descent trains the head, because layers below its output are new"))
             method = TrainingMethod()
         elif method.is_contrastive:
-            # Without gradients of the embeddings a step takes two thirds of the time, for the same
+            # Freezing the embeddings makes steps a third faster at the same
             # accuracy.
             frozen = structure.embeddings | (structure.head if passes else frozenset())
             trained = trained - frozen | structure.output_layer
@@ -414,17 +415,17 @@ def load_for_training(
         trained, structure = trained | adapted.adapters, adapted
         text_model = replace(text_model, structure=structure)
         if structure.mean_layer:
-            message = "the head reads the mean of the tokens, and the pretrained head does not"
-            emit(Info(f"only the merged model is saved, and no adapter, because {message}"))
+            message = "the head reads the mean of the tokens, but the pretrained head doesn't"
+            emit(Info(f"only the merged model is saved, without an adapter, because {message}"))
     set_trainable(text_model.model, trained, structure)
     count, total = count_parameters(text_model.model.parameters())
-    counts = f"{count:,} of {total:,} parameters train ({count / total:.1%})"
+    counts = f"{count:,} of {total:,} parameters are trainable ({count / total:.1%})"
     emit(Info(f"model: {config.model.model}, mode {mode}, {counts}"))
     return text_model, method
 
 
 def keep_tables(inputs: RunInputs, folder: RunFolder) -> RunInputs:
-    """Return inputs in which the tables in memory are files of the run folder."""
+    """Move in-memory tables to files in the run folder."""
     values = {name: option.value_in(inputs.config) for name, option in OPTIONS.items()}
     waiting = {name: Path(path) for name, path in values.items() if is_waiting(path)}
     if not waiting:

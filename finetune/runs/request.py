@@ -1,6 +1,6 @@
-"""The runs that a call of ``finetune.run`` starts or resumes, with their folder and options.
+"""The runs that a ``finetune.run`` call starts or resumes, with their folder and options.
 
-This module does not import PyTorch, so that wrong options are reported at once.
+This module doesn't import PyTorch, so that invalid options are reported at once.
 """
 
 import os
@@ -37,8 +37,8 @@ AUTO = "auto"
 class RunRequest:
     """A run, or several runs that differ in seed, fold or some options.
 
-    ``sources`` has the file, variable or flag that set each option, ``trials`` the options of each
-    trial of a sweep. ``resumed`` is the folder to resume. ``read`` has the data if they were read
+    ``sources`` contains the file, variable or flag that set each option, ``trials`` the options of
+    each trial of a sweep. ``resumed`` is the folder to resume. ``read`` is the data if it was read
     to guess options.
     """
 
@@ -53,7 +53,7 @@ class RunRequest:
 
     @property
     def variants(self) -> Mapping[int, Mapping[str, Any]]:
-        """The options that differ, by number of the run; empty for a single run and for folds."""
+        """The differing options by run number. Empty for a single run and for folds."""
         if self.trials:
             return dict(enumerate(self.trials, start=1))
         first = self.config.training.seed
@@ -66,7 +66,7 @@ class RunRequest:
         return bool(self.resumed and self.resumed.has_finished and not self.variants)
 
     def folder(self, path: Path) -> RunFolder:
-        """Return a path as the folder of a run, or of several."""
+        """Return a path as the folder of one or several runs."""
         if not (count := len(self.variants)):
             return RunFolder(path)
         kind = "sweep" if self.trials else "seeds" if self.seeds else "folds"
@@ -80,7 +80,7 @@ class RunRequest:
 
     @property
     def default_name(self) -> str:
-        """The name of a folder without ``--output-dir``, such as ``trec-minilm-full``."""
+        """The folder name without ``--output-dir``, such as ``trec-minilm-full``."""
         from finetune.data.load import source_name
 
         data, model = self.config.data.data, self.config.model
@@ -90,7 +90,7 @@ class RunRequest:
 
     @contextmanager
     def lock(self) -> Iterator[RunFolder]:
-        """Lock the folder; create it for a new run, and delete it again if it stays empty."""
+        """Lock the folder. Create it for a new run, and delete it again if it remains empty."""
         with ExitStack() as stack:
             if self.resumed:
                 folder = stack.enter_context(self.resumed.lock())
@@ -102,14 +102,14 @@ class RunRequest:
                 check_writable(RUNS_FOLDER)
                 while True:
                     folder = self.folder(next_free_folder(RUNS_FOLDER, self.default_name))
-                    # Another process may create it first.
+                    # Another process may have created it first.
                     with suppress(FileExistsError):
                         stack.enter_context(folder.make(exist_ok=False))
                         break
             yield folder
 
     def check_folder(self) -> Path:
-        """Return the folder that a new run would get; raise ``UsageError`` if it can't be used."""
+        """Return the folder for a new run. Raise ``UsageError`` if it can't be used."""
         if (folder := self.output_folder) is None:
             return next_free_folder(RUNS_FOLDER, self.default_name)
         folder.check(overwrite=self.config.output.overwrite)
@@ -120,28 +120,28 @@ class RunRequest:
             for option in OPTIONS.values()
             if option.path and option.section in ("data", "model")
         ]
-        # The source of an option may be a configuration file.
+        # The source of an option can be a configuration file.
         for name in [*inputs, *self.sources.values()]:
             path = Path(name).expanduser().resolve()
             if os.path.exists(path) and any(map(folder.path.samefile, [path, *path.parents])):
                 raise UsageError(
-                    f"the run reads {name}, which is in the folder to replace, {folder.path}",
+                    f"{name} is inside {folder.path}, which --overwrite would delete",
                     remedy="choose another folder with --output-dir",
                 )
         return folder.path
 
 
 def resume(request: RunRequest, resume_from: str | Path) -> RunRequest:
-    """Return a request that resumes a run: ``auto``, or the run in a folder.
+    """Return a request that resumes ``auto`` or the run in a folder.
 
-    If there is no run with ``auto``, the request stays.
+    If ``auto`` finds no run, return the request unchanged.
     """
     is_auto = resume_from == AUTO
     folder = find_started(request) if is_auto else _open(request, Path(resume_from))
     if folder is None:
-        emit(Info("there is no run to resume; a new one starts"))
+        emit(Info("no run to resume; starting a new one"))
         output = request.output_folder
-        # A run that was killed before its first checkpoint starts again.
+        # Runs killed before their first checkpoint start again.
         is_lost = output is not None and output.is_ours
         config = change_options(request.config, {"overwrite": True} if is_lost else {})
         return replace(request, config=config)
@@ -185,7 +185,7 @@ def find_started(request: RunRequest) -> RunFolder | None:
 
 
 def _open(request: RunRequest, path: Path) -> RunFolder:
-    """Return the run, or the folder of several, in a folder that the user passed."""
+    """Open the folder of one or several runs that the user passed."""
     folder = request.folder(find_latest(path).expanduser())
     if isinstance(folder, SeveralFolder):
         if not folder.has_started:
@@ -219,7 +219,7 @@ def _check_unedited(folder: RunFolder) -> None:
 def _change_saved(folder: RunFolder, saved: Config, request: RunRequest) -> Config:
     """Return the saved configuration with the options that can change when a run resumes.
 
-    Raises ``ConfigurationError`` for other options that differ.
+    Raise ``ConfigurationError`` for other differing options.
     """
     now = {name: OPTIONS[name].value_in(request.config) for name in request.sources}
     saved = change_options(saved, {"output_dir": str(folder.path.resolve())})
@@ -234,12 +234,12 @@ def _change_saved(folder: RunFolder, saved: Config, request: RunRequest) -> Conf
         )
     values = {name: now[name] for name in now if OPTIONS[name].resumable}
     if "save_steps" in values:
-        values.setdefault("save_strategy", None)  # steps, in place of the saved strategy
+        values.setdefault("save_strategy", None)  # selects steps instead of the saved strategy
     return change_options(saved, values)
 
 
 def find_changes(saved: Config, now: Config, names: Collection[str]) -> str:
-    """Describe the options that differ and can't change when a run resumes."""
+    """Describe differing options that can't change when a run resumes."""
     values = {name: (OPTIONS[name].value_in(now), OPTIONS[name].value_in(saved)) for name in names}
     return "; ".join(
         f"{name} is {value}, but was {'not set' if before is None else before}"
@@ -249,7 +249,7 @@ def find_changes(saved: Config, now: Config, names: Collection[str]) -> str:
 
 
 def _is_same(now: Any, before: Any) -> bool:
-    """Return whether a value equals the saved value, which has absolute paths and Hub commits."""
+    """Return whether a value equals the saved value, which contains absolute paths and commits."""
     if not (isinstance(now, str) and isinstance(before, str)):
         return bool(now == before)
     if is_waiting(now):

@@ -1,4 +1,4 @@
-"""The results of a run, their JSON in its folder, and their summary in sentences."""
+"""The results of a run, their JSON, and their summary in sentences."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -33,25 +33,25 @@ from finetune.tasks.tables import (
 if TYPE_CHECKING:
     import pyarrow
 
-# Total rows of all resamples, which take about a second.
+# Total rows in all resamples. They take about a second.
 MAX_RESAMPLED_ROWS = 1e7
 # With fewer rows, the interval of an accuracy is wider than about ten points.
 FEW_ROWS = 100
 # A class with this fraction of the rows dominates the accuracy.
 LOPSIDED = 0.7
-# A head is proposed if the training takes this many times longer.
+# A linear head is suggested if training takes this many times longer.
 CHEAPER = 5
-# Macro F1 this far below accuracy means that small classes are missed.
+# If macro F1 is this far below accuracy, small classes are missed.
 MACRO_F1_GAP = 0.1
 ValidationKind = Literal["held out", "cross-validated"]
 Name = TypeVar("Name")
-# Numbers of texts that are shown for each class.
+# Texts shown per class.
 CERTAIN_TEXTS, UNCERTAIN_TEXTS = 3, 2
 
 
 @dataclass(frozen=True)
 class ClassTexts:
-    """The unlabeled texts that are predicted as a class: their fraction, and a few of them."""
+    """The unlabeled texts predicted as a class: their fraction, and examples."""
 
     fraction: float
     certain: Sequence[str]
@@ -60,9 +60,9 @@ class ClassTexts:
 
 @dataclass(frozen=True)
 class UnlabeledTexts:
-    """The texts of a run without labels: their number, and the predictions by class.
+    """The texts of a run without labels: their number, and predictions by class.
 
-    The names of ``misfits`` don't resemble the texts that are predicted as these classes.
+    ``misfits`` are classes whose names don't resemble the texts predicted as them.
     """
 
     texts: int
@@ -71,7 +71,7 @@ class UnlabeledTexts:
 
     @property
     def table(self) -> Table:
-        """A few texts of each class."""
+        """Example texts of each class."""
         rows = []
         for name, of_class in self.classes.items():
             texts = [("certain", text) for text in of_class.certain]
@@ -86,7 +86,7 @@ class UnlabeledTexts:
 
 @dataclass(frozen=True)
 class ClassWord:
-    """A word, the mean change of the probability without it, and the rows of the class with it.
+    """A word, the mean probability change without it, and the class rows that contain it.
 
     The mean is over all explained rows of the class.
     """
@@ -98,7 +98,7 @@ class ClassWord:
 
 @dataclass(frozen=True)
 class ClassWords:
-    """The words without which the probability of a class falls most, and its explained rows."""
+    """The words without which a class probability falls most, and its explained rows."""
 
     rows: int
     words: Sequence[ClassWord]
@@ -106,7 +106,7 @@ class ClassWords:
 
 @dataclass(frozen=True)
 class RunDetails:
-    """Facts about a run that depend on its data.
+    """Data-dependent facts about a run.
 
     ``lengths`` describes the tokens of the texts or windows of each split, ``class_rows`` counts
     the training rows of each class. ``unlabeled`` has the number of unlabeled texts that a head was
@@ -133,7 +133,7 @@ class TrainingMetrics:
     """Metrics of training, with Trainer names. Seconds include validation and saving.
 
     ``max_steps`` is the number of planned steps. The batch size is the last one used. The peak is
-    None if the device does not count its memory.
+    None if the device doesn't track memory.
     """
 
     epoch: float
@@ -151,10 +151,10 @@ class TrainingMetrics:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts about the model, the data and the machine of a run.
+    """Facts about the model, data and machine of a run.
 
-    The precision is ``auto`` in a dry run. There is no reason if the user set it. The share of real
-    tokens, which are not padding, is a fraction.
+    The precision is ``auto`` in a dry run. ``precision_reason`` is None if the user set it. The
+    share of real (non-padding) tokens is a fraction.
     """
 
     data: str
@@ -172,7 +172,7 @@ class RunFacts:
 
 @dataclass(frozen=True, repr=False)
 class RunResults(RunResultMixin):
-    """Results of a finished run, with the metrics of the best model as saved.
+    """Results of a finished run, with the metrics of the saved best model.
 
     The validations in ``metrics.jsonl`` precede the calibration, which changes the loss. Training
     rows are cross-validated: each is predicted by a linear head that was fitted without it.
@@ -187,7 +187,7 @@ class RunResults(RunResultMixin):
     details: RunDetails
     calibration: Calibration | None = None
     validation_kind: ValidationKind | None = None
-    # Stages of the command that finished the run, since the start of its process.
+    # Stages of the command that finished the run, from the start of its process.
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def records(self) -> list[dict[str, Any]]:
@@ -197,7 +197,7 @@ class RunResults(RunResultMixin):
 
     @property
     def validation_note(self) -> str:
-        """The interval of the first validation metric, and the kind of its rows."""
+        """The interval of the first validation metric, and which rows it is from."""
         assert self.validation
         rows = self.validation.samples
         note = f"on {rows:,} held-out rows"
@@ -228,7 +228,7 @@ class RunResults(RunResultMixin):
 
 
 def with_intervals(scores: Scores, task: Task, rows: Sequence[Mapping[str, Any]]) -> Scores:
-    """Return scores of predicted rows with intervals, and with metrics of distinct rows."""
+    """Add intervals and the metrics of distinct rows to scores of predicted rows."""
     if not rows:
         return scores
     resamples = int(np.clip(MAX_RESAMPLED_ROWS / len(rows), 100, RESAMPLES))
@@ -242,7 +242,7 @@ def with_intervals(scores: Scores, task: Task, rows: Sequence[Mapping[str, Any]]
 
 
 def with_distinct(scores: Scores, task: Task, rows: Sequence[Mapping[str, Any]]) -> Scores:
-    """Return the scores with metrics of the rows without a near duplicate in training."""
+    """Add metrics of rows without near duplicates in training to scores."""
     weights = np.array([not row.get("near_duplicate") for row in rows], float)
     if weights.all():
         return scores
@@ -253,7 +253,7 @@ def with_distinct(scores: Scores, task: Task, rows: Sequence[Mapping[str, Any]])
 def describe_texts(
     task: Task, logits: Logits, texts: "pyarrow.Table", *, misfits: Sequence[str]
 ) -> UnlabeledTexts:
-    """Return the predictions of unlabeled texts by class, with the most and least certain ones."""
+    """Summarize predictions of unlabeled texts by class, with the most and least certain texts."""
     outputs = task.read_logits(logits)
     assert outputs.probabilities is not None
     best = np.partition(outputs.probabilities, -2, axis=1)[:, -2:]
@@ -272,7 +272,7 @@ def describe_texts(
 
 
 def read_results(folder: RunFolder) -> RunResults:
-    """Read the results of a finished run; raise ``NotARunError`` if they can't be read."""
+    """Read the results of a finished run. Raise ``NotARunError`` if they can't be read."""
     task = folder.read_task()
 
     def parse(content: dict[str, Any]) -> RunResults:
@@ -297,7 +297,7 @@ def read_results(folder: RunFolder) -> RunResults:
 
 
 def best_of(runs: Mapping[Name, Sequence[RunResults]], metric: str | None) -> Name | None:
-    """Return the best by the mean of a validation metric; None unless all have held-out rows."""
+    """Return the best by mean validation metric, or None unless all have held-out rows."""
     scores = {
         name: fmean(
             selection_score(metric, run.task.problem_type, run.validation)
@@ -311,7 +311,7 @@ def best_of(runs: Mapping[Name, Sequence[RunResults]], metric: str | None) -> Na
 
 
 def summarize(results: RunResults) -> str:
-    """Return the first paragraph of the final output, the report and the model card."""
+    """Write the first paragraph of the final output, the report and the model card."""
     if results.details.no_labels and not results.test.samples:
         return _summarize_unlabeled(results, results.details.no_labels)
     test, drawn, hints = results.test, results.details.drawn, [results.test.describe()]
@@ -326,7 +326,7 @@ def summarize(results: RunResults) -> str:
 
 
 def _summarize_unlabeled(results: RunResults, unlabeled: UnlabeledTexts) -> str:
-    """Return what is known of a model without labels, and how to measure its accuracy."""
+    """Describe a model without labels, and how to measure its accuracy."""
     made = f"{len(unlabeled.classes):,} class names and {unlabeled.texts:,} unlabeled texts"
     unknown = "Its accuracy is unknown, and its probabilities are not calibrated."
     sentences = [
@@ -337,14 +337,14 @@ def _summarize_unlabeled(results: RunResults, unlabeled: UnlabeledTexts) -> str:
     if unlabeled.misfits:
         names = ", ".join(map(quote_name, unlabeled.misfits))
         sentences.append(
-            f"These class names hardly resemble the texts that they attract: {names}."
+            f"These class names hardly resemble the texts predicted as them: {names}."
             " Describe these classes with `--class-descriptions`, or make up examples."
         )
     return " ".join(sentences)
 
 
 def _compare_with_head(results: RunResults) -> str:
-    """Propose the linear head of few-shot training if it is better by more than chance, or cheap.
+    """Suggest the linear head if it is significantly better, or much cheaper.
 
     The interval of the difference is from Newcombe 1998, method 10.
     """
@@ -362,13 +362,13 @@ def _compare_with_head(results: RunResults) -> str:
     if not is_better and not is_cheap:
         return ""
     reached = f"A linear head on the frozen encoder reached {percent(head)}, cross-validated"
-    chance = ", better by more than chance" if is_better else ""
+    chance = ", significantly better" if is_better else ""
     took = f" in {duration(seconds)}" if seconds else ""
     return f"{reached}{chance}. `--freeze-core` trains only this head{took}."
 
 
 def next_commands(results: RunResults) -> list[str]:
-    """Return the command that classifies a file with the run's model, and what comes before it."""
+    """Return the commands to run next, of which the last classifies a file."""
     run, unlabeled = quote(results.output_dir), results.details.no_labels
     commands = [f"finetune predict {run} FILE"]
     if unlabeled and not results.test.samples:
@@ -380,14 +380,14 @@ def next_commands(results: RunResults) -> list[str]:
 
 
 def describe_weakest(scores: Scores) -> str:
-    """Return a sentence about the weakest class, if any: by recall, or by F1 if multi-label."""
+    """Describe the weakest class, if any: by recall, or by F1 if multi-label."""
     is_multi_label = scores.confusion_matrix is None
 
     def strength(item: tuple[str, ClassScores]) -> float:
         of_class = item[1]
         if is_multi_label:
             return of_class.f1 or 0.0
-        # The upper end of the interval: a class with one missed row may not be the weakest.
+        # Use the upper end of the interval: a class with one missed row may not be the weakest.
         right = (of_class.recall or 0.0) * of_class.support
         return float(wilson_interval(right, of_class.support)[1])
 
@@ -408,7 +408,7 @@ def describe_weakest(scores: Scores) -> str:
 
 
 def _advise(results: RunResults) -> str:
-    """Return options that may help against a weakness of the model."""
+    """Suggest options against a weakness of the model."""
     test, details = results.test, results.details
     options = ["`--class-weights balanced`"] * (not details.is_balanced)
     if details.metric_for_best_model == "accuracy" and results.validation:
@@ -428,7 +428,7 @@ def _advise(results: RunResults) -> str:
 
 
 def confused_with(scores: Scores, name: str) -> list[tuple[str, int]]:
-    """Return the classes that rows of a class are misclassified as, the most frequent first."""
+    """Return the classes that rows of a class are misclassified as, most frequent first."""
     names = [*(scores.per_class or {})]
     if not scores.confusion_matrix:
         return []

@@ -1,4 +1,4 @@
-"""One training of a text classifier, from its options to its results.
+"""Trains a text classifier, from its options to its results.
 
 After ``prepare`` of prepare.py, ``Run.begin`` makes the plan and restores a checkpoint if it
 resumes, ``Run.train`` takes the steps, ``Run.finish`` saves and evaluates the best model.
@@ -78,10 +78,10 @@ WritePages = Callable[[RunFolder, RunResults], object]
 
 @distributed.joined()
 def train(request: RunRequest, *, write_pages: WritePages) -> RunResults:
-    """Train a new or an interrupted run to its end.
+    """Train a new or interrupted run to its end.
 
-    The folder of a new run is created first, and deleted if the run fails before it trains. With
-    several ranks, each calls this; a run can resume with another number of ranks.
+    The folder of a new run is created first, and deleted if the run fails before training. With
+    several ranks, each calls this. A run can resume with a different number of ranks.
     """
     journal = Journal()
     lock = request.lock() if distributed.is_main() else nullcontext(RunFolder(Path()))
@@ -98,7 +98,7 @@ def train(request: RunRequest, *, write_pages: WritePages) -> RunResults:
 
 
 class _Tested(NamedTuple):
-    """The predictions of the test split with their rows, scores and words; empty without one."""
+    """Test predictions with their rows, scores and words. Empty without a test split."""
 
     predicted: Predicted | None = None
     rows: Sequence[dict[str, object]] = ()
@@ -106,14 +106,14 @@ class _Tested(NamedTuple):
     class_words: Mapping[str, ClassWords] = {}
 
     def calibration(self, task: Task) -> Calibration | None:
-        """Return the calibration of a model that was calibrated on validation rows."""
+        """Measure the calibration of a model that was calibrated on validation rows."""
         return self.predicted and measure_calibration(task, *self.predicted)
 
 
 class Run:
-    """One training of a classifier, ready for its next step.
+    """A training run, ready for its next step.
 
-    The trainer has token ids and the whole model, or features and the trainable layers. ``journal``
+    The trainer has token IDs and the whole model, or features and the trainable layers. ``journal``
     writes events to the folder; ``tracker`` reports some of them.
     """
 
@@ -130,7 +130,7 @@ class Run:
         measured: Plan | None = None,
         journal: Journal,
     ) -> Iterator["Run"]:
-        """Yield a run in a folder that the main process has locked; add remedies to its errors."""
+        """Yield a run in a folder locked by the main process, and add remedies to its errors."""
         with failures_explained(folder, inputs), sent_to(journal):
             if resumes:
                 distributed.broadcast(lambda: _check_resumable(inputs, folder))
@@ -157,7 +157,7 @@ class Run:
                 try:
                     yield run
                 except BaseException:
-                    # The other processes may be waiting in another collective.
+                    # The other processes may be waiting in a different collective.
                     if run.trainer.has_trained and distributed.world_size() == 1:
                         run.checkpoints.save(run.trainer)
                     raise
@@ -187,7 +187,7 @@ class Run:
             folder, keep=keep, device=device, journal=journal
         )
         if not distributed.is_main():
-            # The same dropout on every rank would make the gradient noisier.
+            # With the same dropout on every rank, gradients would be noisier.
             torch.manual_seed(plan.seed + distributed.rank())
         self.head: LinearHeadFitter | None = None
         if plan.method.uses_prototypes:
@@ -203,7 +203,7 @@ class Run:
         return self.trainer.progress
 
     def train(self) -> None:
-        """Take the remaining steps; a signal raises ``Stopped``."""
+        """Take the remaining steps. A signal raises ``Stopped``."""
         self.progress.seconds += self._seconds_before_steps
         self._seconds_before_steps = 0.0
         self.trainer.train()
@@ -211,7 +211,8 @@ class Run:
     def _merge_adapter(self) -> tuple[TextModel, Adapter]:
         """Merge the adapter into the pretrained model, which makes all further predictions.
 
-        So the evaluated model is exactly the saved model, in any precision of the frozen layers.
+        This way, the evaluated model is exactly the saved model, whatever the frozen layers'
+        precision.
         """
         trained, config = self.inputs.text_model, self.config
         adapter = Adapter.of(trained.model, trained.structure)
@@ -227,7 +228,7 @@ class Run:
         return merged, adapter
 
     def finish(self, *, write_pages: WritePages | None) -> RunResults:
-        """Save the best model, evaluate it on validation and test split, and write the results.
+        """Save the best model, evaluate it on validation and test rows, and write the results.
 
         A run is finished only after its pages are written. Without pages, as in a fold, only the
         configuration of the model is saved.
@@ -239,7 +240,7 @@ class Run:
         if self.config.model.lora:
             saved, adapter = self._merge_adapter()
         task, validation = self._calibrate(saved)
-        # The task of the inputs stays: the next seed starts from it.
+        # Keep the task in the inputs, because the next seed starts from it.
         inputs = replace(self.inputs, text_model=replace(self.inputs.text_model, task=task))
         if is_main:
             with stage("saving"):
@@ -268,7 +269,7 @@ class Run:
             if write_pages:
                 with stage("report"):
                     write_pages(folder, replace(results, stage_seconds=clock.seconds()))
-            # Last, because a run with results and without checkpoints is finished.
+            # Last, because a run with results and no checkpoints is finished.
             results = replace(results, stage_seconds=clock.take())
             write_json(folder.results_file, results.to_json())
             self.journal.open(None)
@@ -283,7 +284,7 @@ class Run:
     def _score_validation(
         self, task: Task, validation: Predicted | None
     ) -> tuple[Scores | None, ValidationKind | None]:
-        """Return the scores of held-out or of cross-validated rows, if there are any."""
+        """Score held-out or cross-validated rows, if any."""
         if validation:
             return task.score(*validation), "held out"
         if not self.head or self.head.cross_validated is None or self.inputs.data.drawn is not None:
@@ -292,7 +293,7 @@ class Run:
         return self.inputs.task.score(self.head.cross_validated, labels), "cross-validated"
 
     def _test(self, inputs: RunInputs, saved: TextModel, *, explains: bool) -> "_Tested":
-        """Predict and score the test split, if there is one, and explain some of its rows."""
+        """Predict and score the test split, if any, and explain some of its rows."""
         if "test" not in inputs.examples:
             return _Tested()
         task = inputs.task
@@ -309,7 +310,7 @@ class Run:
         return _Tested(test, rows, scores, class_words)
 
     def _describe_texts(self, task: Task) -> UnlabeledTexts:
-        """Describe the unlabeled texts of a run without labels by their predictions."""
+        """Summarize the predictions for unlabeled texts of a run without labels."""
         with stage("unlabeled"):
             logits, _ = self.trainer.predict("unlabeled")
         texts, misfits = self.inputs.data.unlabeled, self.progress.misfits
@@ -319,7 +320,7 @@ class Run:
         self, saved: TextModel, task: Task, logits: Logits, labels: Labels
     ) -> tuple[dict[int, Explanation], list[int]]:
         """Return explanations of mistakes and of a sample of test rows, and this sample."""
-        # No other shapes than those of the run.
+        # Use only shapes of the run.
         model = TrainedModel(
             self.config,
             task,
@@ -347,7 +348,7 @@ class Run:
         *,
         is_whole: bool,
     ) -> None:
-        """Save the model and what predictions need; if not ``is_whole``, only its configuration."""
+        """Save the model and what predictions need, or its configuration if not ``is_whole``."""
         folder, options = self.folder, self.config.model
         last = folder.model_config_file.name
         if not is_whole:
@@ -358,7 +359,7 @@ class Run:
         if adapter and not saved.structure.mean_layer:
             with replacing(folder.adapter_folder, last=ADAPTER_CONFIG) as path:
                 save_model(saved, path, max_length=options.max_length, with_weights=False)
-                # The output layer may have been scaled since the adapter was merged.
+                # The output layer may have been scaled after the adapter was merged.
                 base, revision = saved.source.published
                 head = saved.structure.head
                 adapter.write(path, saved.model, head, base=base, revision=revision)
@@ -375,7 +376,7 @@ class Run:
     def _calibrate(self, text_model: TextModel) -> tuple[Task, Predicted | None]:
         """Calibrate the task on validation rows, and scale the output layer accordingly.
 
-        Also return logits and labels of these rows for the scaled model; None without any rows.
+        Also return logits and labels of these rows for the scaled model, or None without rows.
         """
         task, parameters = text_model.task, text_model.output_parameters
         if "validation" not in self.trainer.examples:
@@ -417,10 +418,10 @@ def _check_resumable(inputs: RunInputs, folder: RunFolder) -> None:
 def _prediction_rows(
     inputs: RunInputs, split: str, predicted: Predicted
 ) -> list[dict[str, object]]:
-    """Return the columns of a split with predictions and losses, one dict per text."""
+    """Return the rows of a split with predictions and losses, one dict per text."""
     rows = inputs.data.splits[split]
     columns = rows.select([name for name in rows.column_names if name not in ("label", "example")])
-    # The predictions of a fold are later joined with the predictions of other folds.
+    # The predictions of all folds are joined later.
     is_fold = inputs.pool is not None
     predictions = inputs.task.prediction_rows(*predicted, all_scores=is_fold)
     both = zip(columns.to_pylist(), predictions, strict=True)
@@ -432,7 +433,7 @@ def _prediction_rows(
 
 
 def describe_facts(inputs: RunInputs, plan: Plan) -> RunFacts:
-    """Return a description of model, data and device."""
+    """Describe model, data and device."""
     reasons = {choice.subject: choice.note for choice in plan.choices}
     trained, total = count_parameters(inputs.text_model.model.parameters())
     return RunFacts(
@@ -480,7 +481,7 @@ def _describe_details(
 
 @contextmanager
 def interruption_explained(folder: RunFolder) -> Iterator[None]:
-    """Turn KeyboardInterrupt into ``InterruptionError``, with the command that resumes the run."""
+    """Convert KeyboardInterrupt to ``InterruptionError``, with the command that resumes the run."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -497,18 +498,18 @@ def interruption_explained(folder: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def failures_explained(folder: RunFolder, inputs: RunInputs) -> Iterator[None]:
-    """Add remedies if memory or disk space runs out, and the texts that have a loss of NaN."""
+    """Add remedies if memory or disk space runs out, and the texts of a batch with a NaN loss."""
     device, resume = inputs.device, f"resume with: {folder.resume_command}"
     try:
         yield
     except LossNotFiniteError as error:
         train = inputs.data.splits["train"]["text"]
-        # Names of classes are examples behind the rows.
+        # Class-name examples come after the rows.
         rows = [number for number in error.examples if number < len(train)]
         texts = ", ".join(repr(train[number].as_py()[:60]) for number in rows[:MAX_EXAMPLES])
         where = f", in a batch with texts such as {texts}" if texts else ""
         raise LossNotFiniteError(error.message + where, remedy=error.remedy) from error
-    except BrokenPipeError:  # about the terminal, not the run folder
+    except BrokenPipeError:  # the terminal, not the run folder
         raise
     except Exception as error:
         if system_error(error) and (known := explain(error, path=folder.path)):
@@ -519,7 +520,7 @@ def failures_explained(folder: RunFolder, inputs: RunInputs) -> Iterator[None]:
         batch_size = inputs.config.training.batch_size
         smaller = f"--batch-size {max(1, batch_size // 2) if isinstance(batch_size, int) else 1}"
         remedy = f"use {smaller} with the same --effective-batch-size, or lower --eval-batch-size"
-        message = "ran out of memory in work that can't be repeated in smaller micro-batches"
+        message = "ran out of memory where micro-batches can't be made smaller"
         raise BatchDoesNotFitError(
             f"{device.name} {message}",
             remedy=f"{resume} {smaller}" if folder.can_resume else remedy,

@@ -1,4 +1,4 @@
-"""Several runs of one call: seeds, folds of a cross-validation, or trials of a sweep."""
+"""Runs several trainings: seeds, cross-validation folds, or sweep trials."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -33,17 +33,18 @@ if TYPE_CHECKING:
 Rows = Sequence[Mapping[str, Any]]
 Options = Mapping[str, Any]
 WriteFoldsPage = Callable[[SeveralFolder, "SeveralResults", Rows], object]
-# A sweep goes on after these.
+# A sweep continues after these errors.
 FAILURES_OF_TRIALS = (LossNotFiniteError, BatchDoesNotFitError, ConfigurationError)
 
 
 @dataclass(frozen=True, repr=False)
 class SeveralResults(RunResultMixin):
-    """Results of several finished runs by number, and the best one by validation, if known.
+    """Results of several finished runs by number, and the best run on validation rows, if known.
 
     In a cross-validation, ``scores`` cover all rows, each predicted by a model that did not see it,
-    with 95% ``intervals``. They are known once all folds are finished. In a sweep, ``options`` has
-    the options of each trial, and ``failures`` says why a trial could not be trained.
+    with 95% ``intervals``. They are known once all folds are finished. In a sweep, ``options``
+    contains the options of each trial, and ``failures`` the reason why a trial could not be
+    trained.
     """
 
     kind: str
@@ -66,13 +67,13 @@ class SeveralResults(RunResultMixin):
         metric: str | None,
         failures: Mapping[int, str],
     ) -> "SeveralResults":
-        """Read the results of finished runs; ``best`` has the best validation metric."""
+        """Read the results of finished runs. ``best`` has the best validation metric."""
         finished = [number for number in variants if folder.run(number).has_finished]
         runs = {number: read_results(folder.run(number)) for number in finished}
         if runs:
             metric = choose_metric(metric, runs[finished[0]].task.problem_type).name
         is_whole = len(runs) + len(failures) == len(variants)
-        # The best seed is known at any time, the best trial at the end.
+        # The best seed is known at any time, the best trial only at the end.
         is_known = folder.kind == "seeds" or (folder.kind == "sweep" and is_whole)
         results = cls(
             folder.kind,
@@ -89,7 +90,7 @@ class SeveralResults(RunResultMixin):
         return results
 
     def _with_all_rows(self, rows: Rows) -> "SeveralResults":
-        """Return the results with scores of the predictions of all folds."""
+        """Add scores over the predictions of all folds."""
         task = next(iter(self.runs.values())).task
         labels = task.from_json([row["label"] for row in rows])
         losses = np.array([row["loss"] for row in rows])
@@ -100,19 +101,19 @@ class SeveralResults(RunResultMixin):
             name: metric_interval(METRICS[name], scores.metrics[name], len(rows), values)
             for name, values in drawn.items()
         }
-        # For metrics of the user, only the values of the folds are known.
+        # User metrics are known only per fold.
         means = {name: mean for name, mean in self.test.items() if name not in scores.metrics}
         metrics = scores.metrics | {name: mean.value for name, mean in means.items()}
         return replace(self, scores=replace(scores, metrics=metrics), intervals=intervals | means)
 
     @property
     def test(self) -> dict[str, Interval]:
-        """Mean of each test metric, with its 95% interval; empty for fewer than two runs."""
+        """Mean of each test metric, with its 95% interval. Empty for fewer than two runs."""
         return {name: mean_interval(values) for name, values in self._test_values.items()}
 
     @property
     def spread(self) -> dict[str, float]:
-        """The standard deviation of each test metric over the runs; empty for fewer than two."""
+        """Standard deviation of each test metric over runs. Empty for fewer than two runs."""
         return {name: float(np.std(values, ddof=1)) for name, values in self._test_values.items()}
 
     @property
@@ -123,19 +124,19 @@ class SeveralResults(RunResultMixin):
 
     @property
     def summary(self) -> str:
-        """The sentences about all rows of a finished cross-validation."""
+        """A summary over all rows of a finished cross-validation."""
         assert self.scores
         about_all = self.scores.describe("rows, each by a model that did not see it")
         return f"{about_all} {describe_weakest(self.scores)}".rstrip()
 
     def value(self, number: int) -> float | None:
-        """Return a run's validation metric, by which the best is chosen; None if not known."""
+        """Return the validation metric that selects the best run, or None if unknown."""
         run = self.runs.get(number)
         return run.validation.metrics[str(self.metric)] if run and run.validation else None
 
     @property
     def ranked(self) -> list[int]:
-        """The numbers of the trials of a sweep, the best first, then those that failed."""
+        """The trial numbers of a sweep: best first, failed trials last."""
 
         def rank(number: int) -> tuple[bool, float]:
             value = self.value(number)
@@ -145,7 +146,7 @@ class SeveralResults(RunResultMixin):
         return sorted(self.numbers, key=rank)
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the metrics of each seed, of all rows of the folds, or of each trial."""
+        """Return the metrics of each seed, of all rows of all folds, or of each trial."""
         if self.kind == "folds":
             return self.scores.records() if self.scores else []
         if self.kind != "sweep":
@@ -196,9 +197,9 @@ def _as_json(intervals: Mapping[str, Interval]) -> dict[str, Any]:
 def train_several(
     request: RunRequest, *, write_pages: "WritePages", write_folds_page: WriteFoldsPage
 ) -> SeveralResults:
-    """Train several seeds, the folds of a cross-validation, or the trials of a sweep.
+    """Train several seeds, cross-validation folds, or sweep trials.
 
-    Runs that have finished stay as they are. A trial that can't be trained stops no other trial.
+    Finished runs are not repeated. If a trial can't be trained, the other trials continue.
     """
     from finetune.runs.prepare import keep_tables, prepare, prepare_variant
     from finetune.runs.run import interruption_explained
@@ -238,15 +239,15 @@ def train_several(
             shared = keep_tables(shared, folder)
             if request.seeds and _ignores_seed(shared):
                 reason = "a linear head is fitted on the pretrained encoder"
-                emit(Info(f"only one seed is trained, because the seed changes nothing: {reason}"))
+                emit(Info(f"training only one seed, because the seed changes nothing: {reason}"))
                 variants = dict([*variants.items()][:1])
                 waiting = [number for number in waiting if number in variants]
             _start(folder, request, shared)
             write_table()
             for number in waiting:
                 options = f" ({format_value(variants[number])})" if request.trials else ""
-                place = f"{[*variants].index(number) + 1} of {len(variants)}"
-                emit(Info(f"{folder.run_kind} {number}{options}, {place}"))
+                position = f"{[*variants].index(number) + 1} of {len(variants)}"
+                emit(Info(f"{folder.run_kind} {number}{options}, {position}"))
                 run_journal = journal.copy()
                 try:
                     with sent_to(run_journal):
@@ -265,7 +266,7 @@ def train_several(
                     emit(Info(f"the trial failed: {error.message}"))
                     failures[number] = error.message
                 if request.trials:
-                    plan = None  # trials may differ in what the measurements depend on
+                    plan = None  # measurements may not apply to other trials
                 write_table()
         if request.config.data.private_data:
             folder.delete_tables()
@@ -278,10 +279,10 @@ def _ignores_seed(inputs: "RunInputs") -> bool:
 
 
 def _start(folder: SeveralFolder, request: RunRequest, shared: "RunInputs") -> None:
-    """Start the folder of several runs, or check that data and model are still the same."""
+    """Start the folder of several runs, or check that data and model haven't changed."""
     if request.trials and "validation" not in shared.examples:
         raise DataError(
-            "a sweep compares trials on validation rows, but there are none",
+            "a sweep needs validation rows to compare trials",
             remedy="add rows, or add --validation-file",
         )
     manifest = Manifest.of(shared)
@@ -300,7 +301,7 @@ def _train(
     measured: "Plan | None",
     write_pages: "WritePages | None",
 ) -> "Plan":
-    """Train one of the runs; return its plan, whose measurements later runs reuse."""
+    """Train one of the runs. Return its plan, whose measurements later runs reuse."""
     from finetune.runs.run import Run
 
     resumes = folder.can_resume
@@ -316,7 +317,7 @@ def _train(
 def _complete(
     folder: SeveralFolder, results: SeveralResults, write_folds_page: WriteFoldsPage
 ) -> SeveralResults:
-    """Write the page of all folds or the best configuration of a sweep, which has finished."""
+    """Write the page of a finished cross-validation, or the best configuration of a sweep."""
     if results.scores and not folder.report_file.exists():
         rows = read_rows(folder, results.numbers)
         write_jsonl(folder.predictions_file, rows)
@@ -325,7 +326,7 @@ def _complete(
         if results.best is None:
             failures = "; ".join({*results.failures.values()})
             remedy = "choose other values, and start over with --overwrite"
-            raise ConfigurationError(f"no trial could be trained: {failures}", remedy=remedy)
+            raise ConfigurationError(f"all trials failed: {failures}", remedy=remedy)
         best = folder.run(results.best).read_config()
         write_text_atomically(folder.best_file, dump_config(best))
     folder.write_digests()
@@ -333,7 +334,7 @@ def _complete(
 
 
 def _read_failures(folder: SeveralFolder, request: RunRequest) -> dict[int, str]:
-    """Return the failures of a started sweep by trial; raise if trials or options differ."""
+    """Return the failures of a started sweep by trial. Raise if trials or options differ."""
     trials = folder.read(folder.table_file, lambda content: [*content["trials"].values()])
     sections = ("data", "model", "training")
     names = [name for name, option in OPTIONS.items() if option.section in sections]
@@ -341,7 +342,7 @@ def _read_failures(folder: SeveralFolder, request: RunRequest) -> dict[int, str]
     is_same = [trial["options"] for trial in trials] == [*map(dict, request.trials)]
     if not is_same or find_changes(saved, request.config, names):
         raise ConfigurationError(
-            f"the sweep in {folder.path} started with another search space or other options",
+            f"the sweep in {folder.path} started with a different search space or other options",
             remedy="start over with --overwrite, or choose another folder with --output-dir",
         )
     failures = {number: trial["failure"] for number, trial in enumerate(trials, start=1)}

@@ -1,4 +1,4 @@
-"""The model of a run in PyTorch; this module does not import libraries that read data."""
+"""The model of a run in PyTorch. This module imports no libraries for reading data."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainedModel(TextPredictor):
-    """The model of a run on a device, with the precision that its metrics were computed in."""
+    """The model of a run on a device, in the precision in which its metrics were computed."""
 
     text_model: TextModel
     device: Device
@@ -36,7 +36,7 @@ class TrainedModel(TextPredictor):
 
     @classmethod
     def load(cls, folder: RunFolder, *, device: str) -> "TrainedModel":
-        """Load the saved model of a run; all ranks call all methods."""
+        """Load the saved model of a run. All ranks call all methods."""
         config = read_trained_config(folder)
         task, model = folder.read_task(), str(folder.model_folder)
         text_model = load_model(model, revision=None, task=task, from_scratch=False, strict=True)
@@ -44,7 +44,7 @@ class TrainedModel(TextPredictor):
         move_to_device(text_model.model, chosen.torch_device)
         precision = options.precision
         if reason := why_not(chosen, precision):
-            message = f"using fp32 instead of {precision} as in the run, because {reason}"
+            message = f"using fp32 instead of the run's {precision}, because {reason}"
             emit(WarningMessage(f"{message}; probabilities may differ slightly"))
             precision = "fp32"
         batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", chosen)

@@ -15,7 +15,7 @@ from finetune.tasks.base import Logits, Task
 from finetune.tasks.explanation import Explanation, find_words
 from finetune.tasks.tables import MAX_MISTAKES
 
-# Test rows that are explained, and the part of the work of a run that this may take.
+# Test rows to explain, and the fraction of a run's work that this can take.
 MAX_ROWS, MAX_WORK_SHARE, MIN_TOKENS, CHARACTERS_PER_TOKEN = 200, 0.1, 2_000, 4
 MAX_VARIANTS = MAX_WORDS + 2 * MAX_PIECES
 WORDS_PER_CLASS, MIN_CHANGE = 15, 0.005
@@ -30,16 +30,16 @@ def explain_rows(
     mistakes: Sequence[int],
     tokens: float,
 ) -> tuple[dict[int, Explanation], list[int]]:
-    """Explain mistakes and a random sample of test rows, as far as a part of the work allows.
+    """Explain mistakes and a random sample of test rows, within a fraction of the run's work.
 
-    ``tokens`` is the work of the run: the tokens that went through the model. Returns the
+    ``tokens`` is the work of the run: the tokens that the model processed. Return the
     explanations by number, and the numbers that are in the sample.
     """
     sample = np.random.default_rng(0).permutation(len(rows))[:MAX_ROWS].tolist()
     in_turn = chain.from_iterable(zip_longest(mistakes[:MAX_MISTAKES], sample))
     order = [*dict.fromkeys(row for row in in_turn if row is not None)]
     texts = texts_of(rows).joined.take(order).to_pylist()
-    # The number of rows must not depend on the clock: a run that is repeated has the same files.
+    # The number of rows must not depend on the clock, so that a repeated run writes the same files.
     sizes = [len(text) * (1 + min(len(find_words(text)), MAX_VARIANTS)) for text in texts]
     characters = CHARACTERS_PER_TOKEN * max(MAX_WORK_SHARE * tokens, MIN_TOKENS)
     chosen = order[: int(np.searchsorted(np.cumsum(sizes), characters, side="right"))]

@@ -1,4 +1,4 @@
-"""The interface of task types, such as single-label; each type is one module."""
+"""The interface of task types, such as single-label. Each type is one module."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -56,9 +56,9 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 
 @dataclass(frozen=True, repr=False)
 class Prediction(DisplayMixin):
-    """The prediction for a text; each value, such as ``label``, is also an attribute.
+    """The prediction for a text. Each value, such as ``label``, is also an attribute.
 
-    The label is None if the model abstains or the text is missing. ``explanation`` has the words
+    The label is None if the model abstains or the text is missing. ``explanation`` lists the words
     that decided. ``columns`` is the row of a table from which the text comes.
     """
 
@@ -91,20 +91,20 @@ class Prediction(DisplayMixin):
         return {"text": self.text, **pair}
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``finetune predict --json`` prints."""
+        """Return the JSON output of ``finetune predict``."""
         row = self.columns or self.texts
         return {**row, **rename_taken(self.result, row)}
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the values, then the text or the columns of its row."""
+        """Return the values, followed by the text or the columns of its row."""
         row = self.columns or self.texts
         return [{**rename_taken(self.result, row), **row}]
 
 
 def rename_taken(values: Mapping[str, T], column_names: Collection[str]) -> dict[str, T]:
-    """Return predicted values by name, with ``predicted_`` if a column has the same name.
+    """Add the prefix ``predicted_`` to values whose name is also a column name.
 
-    Case does not matter, because Excel rejects tables with columns ``Label`` and ``label``.
+    Names are case-insensitive, because Excel rejects tables with columns ``Label`` and ``label``.
     """
     renamed, taken = {}, {name.casefold() for name in column_names}
     for name, value in values.items():
@@ -115,15 +115,15 @@ def rename_taken(values: Mapping[str, T], column_names: Collection[str]) -> dict
 
 
 class Predictions(DisplayMixin, list[Prediction]):
-    """The predictions of texts, in their order."""
+    """The predictions for texts, in order."""
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a row for each text."""
+        """Return one row per text."""
         return [row for prediction in self for row in prediction.records()]
 
 
 class Outputs(NamedTuple):
-    """Predictions for each row; None for fields that the task does not have."""
+    """Predictions for each row. Fields that the task doesn't have are None."""
 
     # Class numbers [rows], booleans [rows, classes], or regression values [rows].
     predicted: NDArray[Any]
@@ -132,7 +132,7 @@ class Outputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A task type, with the classes of one dataset, or for regression their range of values.
+    """A task type with the classes of one dataset or, for regression, the range of values.
 
     A subclass registers under its ``name``, which ``--task`` and saved models use. Labels have
     three forms. ``parse`` turns labels from files into one Arrow type, ``encode`` turns these into
@@ -158,22 +158,22 @@ class Task(ABC):
 
     @property
     def output_names(self) -> Sequence[str]:
-        """The classes; transformers calls a single output ``LABEL_0``."""
+        """The class names. transformers calls a single output ``LABEL_0``."""
         return self.class_names or ["LABEL_0"]
 
     @cached_property
     def class_numbers(self) -> dict[str, int]:
-        """The number of each class by its name."""
+        """Class numbers by class name."""
         return {name: number for number, name in enumerate(self.class_names)}
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Parameters of predictions that are not weights, as JSON."""
+        """Prediction parameters other than weights, as JSON."""
         return {"temperature": self.temperature}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Self:
-        """Return the task from the ``config.json`` of a model, with its ``parameters``."""
+        """Restore the task from a model's ``config.json`` and its ``parameters``."""
         names = config["id2label"]
         classes = [names[str(number)] for number in range(len(names))]
         return cls(classes, temperature=parameters.get("temperature", 1.0))
@@ -188,15 +188,15 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def parse(cls, columns: Sequence["Column"]) -> "list[Column]":
-        """Return the labels of each file in the Arrow type of this task, null if a row has none."""
+        """Parse the labels of each file into the task's Arrow type. Unlabeled rows are null."""
 
     @classmethod
     def of_labels(cls, labels: "Column", *, names: Sequence[str] | None = None) -> Self:
-        """Return the task of parsed training labels, with class names from a file if it has any."""
+        """Create the task for parsed training labels, with class names from a file, if any."""
         return cls(names or sort_classes(flat_values(labels).unique().to_pylist()))
 
     def encode(self, labels: "Column") -> "Column":
-        """Return parsed labels as the column of a split: numbers of classes, or values."""
+        """Convert parsed labels to the column of a split: class numbers or values."""
         if self.problem_type == NUMBERS:
             return labels
         return map_values(labels, self.class_numbers.get, arrow_type="int64")
@@ -210,7 +210,7 @@ class Task(ABC):
         """Return the labels of a split as an array of shape [rows, ...]."""
 
     def find_unknown(self, labels: "Column", *, training: "Column") -> "Column":
-        """Return the classes of each row that no training row has, as text; null if none."""
+        """Return, as text, the classes of each row that never occur in training. Null if none."""
         import pyarrow
 
         if not self.class_names:
@@ -224,58 +224,58 @@ class Task(ABC):
 
     @abstractmethod
     def to_json(self, labels: Labels) -> list[Any]:
-        """Return labels or predictions as class names or values."""
+        """Convert labels or predictions to class names or values."""
 
     @abstractmethod
     def from_json(self, values: Sequence[Any]) -> Labels:
-        """Undo ``to_json``; raise KeyError for an unknown class."""
+        """Undo ``to_json``. Raise KeyError for an unknown class."""
 
     def format_label(self, label: Any) -> str:
-        """Return an item of ``labels`` as text."""
+        """Format an item of ``labels`` as text."""
         return format_value(self.to_json(np.asarray(label)[None])[0])
 
     def class_rows(self, labels: Labels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return a row number and a class number for each label, in the order of the rows."""
+        """Return the row number and class number of each label, in row order."""
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     def strata(self, labels: Labels) -> NDArray[np.int64]:
-        """Return the rarest class of each row, [rows], by which splits are stratified."""
+        """Return the rarest class of each row, for stratified splits: [rows]."""
         rows, numbers = self.class_rows(labels)
-        # If a row has several classes, the rarest is written last and stays.
+        # If a row has several classes, the rarest is written last and wins.
         order = np.lexsort((numbers, np.bincount(numbers)[numbers]))[::-1]
         strata = np.full(len(labels), len(self.class_names), np.int64)
         strata[rows[order]] = numbers[order]
         return strata
 
     def count_classes(self, labels: Labels) -> dict[str, int]:
-        """Return the rows of each class, in the order of the classes."""
+        """Return the number of rows per class, in class order."""
         _, numbers = self.class_rows(labels)
         counts = np.bincount(numbers, minlength=len(self.class_names)).tolist()
         return dict(zip(self.class_names, counts, strict=True))
 
     def first_rows(self, labels: Labels) -> dict[str, int]:
-        """Return the first row of each class that has rows."""
+        """Return the first row of each class, without empty classes."""
         rows, numbers = self.class_rows(labels)
         _, places = np.unique(numbers, return_index=True)
         return {self.class_names[numbers[place]]: int(rows[place]) for place in places}
 
     def describe(self, labels: Labels) -> dict[str, float]:
-        """Return statistics of the labels, other than the rows of each class."""
+        """Return label statistics other than the rows per class."""
         return {}
 
     def with_loss(self, training_labels: Labels, options: TrainingConfig) -> Self:
-        """Return the task with the options of its loss."""
+        """Return the task with its loss options."""
         is_balanced = options.class_weights == "balanced"
         weights = tuple(self.balance(training_labels).tolist()) if is_balanced else ()
         return replace(self, class_weights=weights, options=options)
 
     def balance(self, labels: Labels) -> NDArray[np.float64]:
-        """Return weights with which all classes count the same in the loss: [classes]."""
+        """Return class weights that balance the classes in the loss: [classes]."""
         return np.ones(len(self.class_names))
 
     @abstractmethod
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
-        """Return the training loss, [examples], of fp32 logits, [examples, outputs].
+        """Compute the training loss, [examples], of fp32 logits, [examples, outputs].
 
         A CUDA graph may capture this: don't read values of tensors, and don't copy from the CPU
         after the first call.
@@ -290,7 +290,7 @@ class Task(ABC):
         return np.arange(count) % len(self.output_names)
 
     def calibrate(self, predict: Predict, *, fits_temperature: bool) -> Self:
-        """Return the task with thresholds and temperature chosen on the validation rows.
+        """Choose thresholds and temperature on the validation rows.
 
         The temperature has the lowest mean loss: Guo et al., ICML 2017 (arXiv 1706.04599).
         """
@@ -308,13 +308,13 @@ class Task(ABC):
         def mean_loss(log_temperature: float) -> float:
             return self.plain_losses(outputs / np.exp(log_temperature), true).mean().item()
 
-        # The loss is convex in 1 / temperature, so that there is one minimum.
+        # The loss is convex in 1 / temperature, so it has one minimum.
         bounds = np.log([MIN_TEMPERATURE, MAX_TEMPERATURE])
         optimum = minimize_scalar(mean_loss, bounds=bounds, options={"xatol": 1e-4})
         return replace(self, temperature=float(np.exp(optimum.x)))
 
     def scale_output_layer(self, parameters: "Sequence[torch.nn.Parameter]") -> Self:
-        """Scale the output layer, by default by the temperature; return the task to save."""
+        """Scale the output layer, by default by the temperature. Return the task to save."""
         scale_parameters(parameters, 1 / self.temperature)
         return self
 
@@ -326,34 +326,34 @@ class Task(ABC):
 
     @abstractmethod
     def read_logits(self, logits: Logits) -> Outputs:
-        """Return the predictions of logits, [rows, outputs]."""
+        """Decode logits, [rows, outputs], into predictions."""
 
     @abstractmethod
     def baseline_predictions(self, labels: Labels) -> NDArray[Any]:
         """Return the best constant prediction for every row."""
 
     def class_columns(self, labels: Labels, outputs: Outputs) -> Sequence[NDArray[Any]]:
-        """Return the last fields of ``ClassScores``: each [classes]."""
+        """Return the last fields of ``ClassScores``, each [classes]."""
         return ()
 
     def plain_losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
-        """Return the loss of each row, without weights and options of training: [rows]."""
+        """Compute the loss of each row, without weights and training options: [rows]."""
         return replace(self, class_weights=(), options=TrainingConfig()).losses(logits, labels)
 
     def evaluation_losses(self, logits: Logits, labels: Labels) -> NDArray[np.float32]:
-        """Return the loss of each row for results: [rows]."""
+        """Compute the loss of each row that results report: [rows]."""
         import torch
 
-        # Copy, because PyTorch warns about read-only arrays from Arrow.
+        # Copy, because PyTorch warns about read-only Arrow arrays.
         losses = self.plain_losses(torch.tensor(logits), torch.tensor(labels))
         return np.asarray(losses.numpy(), np.float32)
 
     def score(self, logits: Logits, labels: Labels, *, others: Sequence[Metric] = ()) -> Scores:
-        """Compare logits, [rows, outputs], with the true labels; there is one row at least."""
+        """Score logits, [rows, outputs], against the true labels of at least one row."""
         losses, outputs = self.evaluation_losses(logits, labels), self.read_logits(logits)
         scores = self.score_outputs(outputs, losses, labels, others=others)
         if user := user_metrics():
-            # Numbers are in the units of the labels.
+            # Regression values are in label units.
             predictions = logits if self.class_names else outputs.predicted
             scores.metrics.update(user.compute(predictions, labels, known=scores.metrics))
         return scores
@@ -361,7 +361,7 @@ class Task(ABC):
     def score_outputs(
         self, outputs: Outputs, losses: Array, labels: Labels, *, others: Sequence[Metric] = ()
     ) -> Scores:
-        """Compare predictions, and the loss of each row, with the true labels."""
+        """Score predictions and the loss of each row against the true labels."""
         weights = np.ones(len(labels))
         needed: dict[Needs, NDArray[Any] | None] = {
             "predictions": outputs.predicted,
@@ -386,7 +386,7 @@ class Task(ABC):
     def predict(
         self, texts: Sequence[str], logits: Logits, *, all_scores: bool = False
     ) -> list[Prediction]:
-        """Return the prediction of each text from logits, [texts, outputs]."""
+        """Return the prediction for each text from logits, [texts, outputs]."""
         outputs = self.read_logits(logits)
         values = _rows_of(self._columns_of(outputs, self.result_name))
         probabilities: Sequence[Mapping[str, float] | None] = [None] * len(texts)
@@ -428,13 +428,13 @@ class Task(ABC):
         return outputs.probabilities.ravel(), labels.ravel() > 0
 
     def row_errors(self, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
-        """Return the error of each row of ``predictions.jsonl``, 0 if it is correct: [rows]."""
+        """Return the error of each row of ``predictions.jsonl``, 0 if correct: [rows]."""
         labels, predicted = self._read_rows(rows)
         errors = np.abs(np.asarray(labels, np.float64) - predicted)
         return errors if errors.ndim == 1 else np.asarray(errors.sum(axis=1))
 
     def weighted_metrics(self, rows: Sequence[Mapping[str, Any]]) -> WeightedMetrics:
-        """Return a function that computes the metrics of resampled ``predictions.jsonl``."""
+        """Return a function that computes metrics on resampled rows of ``predictions.jsonl``."""
         labels, predicted = self._read_rows(rows)
         losses = np.array([row["loss"] for row in rows])
         needed: dict[Needs, NDArray[Any]] = {"predictions": predicted, "losses": losses}
@@ -448,12 +448,12 @@ class Task(ABC):
     def label_summary(self) -> str:
         """A short description of the labels."""
         if not self.class_names:
-            return "a number each"
+            return "one number each"
         count = f"{len(self.class_names)} classes"
         return f"any number of {count} each" if self.problem_type == MULTI else count
 
     def description(self, subject: str) -> str:
-        """Describe a model of this task; the subject is ``texts`` or ``sentence pairs``."""
+        """Describe a model for this task. ``subject`` is ``texts`` or ``sentence pairs``."""
         if not self.class_names:
             return f"A regression model of {subject}"
         return f"A classifier of {subject} with {self.label_summary}"
@@ -483,7 +483,7 @@ class Task(ABC):
         return Table(self.mistakes_title, columns, cells, len(names) + 3, f"{note}.", groups)
 
     def mistake_groups(self, row: Mapping[str, Any]) -> dict[str, str]:
-        """Return the titles of the groups of a mistake, by their ids in ``Table.groups``."""
+        """Return the titles of the groups that a mistake belongs to, by ID in ``Table.groups``."""
         true, predicted = (np.atleast_1d(row[name]).tolist() for name in ("label", "predicted"))
         return {
             f"class-{self.class_numbers[name]}": f"Mistakes with {name}"
@@ -496,14 +496,14 @@ TASK_TYPES: dict[str, type[Task]] = {}
 
 
 def _rows_of(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return columns of one length as rows."""
+    """Convert columns of equal length to rows."""
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def scale_parameters(
     parameters: "Sequence[torch.nn.Parameter]", factor: float, *, shift: float = 0.0
 ) -> None:
-    """Multiply weight and bias of the output layer, in place, and shift the bias."""
+    """Multiply weight and bias of the output layer in place, and shift the bias."""
     import torch
 
     with torch.no_grad():
@@ -514,7 +514,7 @@ def scale_parameters(
 
 
 def abstain(predictions: Sequence[Prediction], lowest: Mapping[str, float]) -> list[Prediction]:
-    """Replace labels whose probability is below the threshold of their class by None."""
+    """Replace labels with a probability below the threshold of their class by None."""
     withheld = [_withhold(prediction.values, lowest) for prediction in predictions]
     return [
         replace(prediction, values=values, explanation=_explain_kept(prediction, values))
@@ -523,7 +523,7 @@ def abstain(predictions: Sequence[Prediction], lowest: Mapping[str, float]) -> l
 
 
 def _explain_kept(prediction: Prediction, values: Mapping[str, Any]) -> Explanation | None:
-    """Return the explanation of the classes that are not withheld."""
+    """Return the explanation without withheld classes."""
     explanation, kept = prediction.explanation, values.get("label", values.get("labels"))
     if explanation is None or kept is None:
         return explanation and Explanation.of(explanation.text, [])

@@ -1,4 +1,4 @@
-"""Chooses the task type for a model or a column of labels."""
+"""Chooses the task type for a model or a label column."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,32 +31,32 @@ WRITTEN_NUMBER = r"[+-]?[$€£¥]?\s?-?\d{1,3}([,.'\s]?\d{3})*([.,]\d+)?\s?[%$�
 
 
 def read_task(config: Mapping[str, Any]) -> Task:
-    """Return the task in the ``config.json`` of a model; ``single`` if there is none."""
+    """Return the task in a model's ``config.json``, or ``single`` if it specifies none."""
     parameters = (config.get("task_specific_params") or {}).get(PIPELINE, {})
     return TASK_TYPES[parameters.get("task", Single.name)].from_config(config, parameters)
 
 
 def task_of_shape(name: str, *, outputs: int) -> Task:
-    """Return a task to time, by its number of outputs; an unknown type is ``single``."""
+    """Return a task with this many outputs, for timing. Unknown types become ``single``."""
     return TASK_TYPES.get(name, Single)([*map(str, range(outputs))])
 
 
 def choose_task_type(
     name: str, labels: Iterable[str], *, names: Sequence[str] | None, rows: int = 0
 ) -> tuple[type[Task], str]:
-    """Return the task type for distinct labels, and the reason if it is a guess."""
+    """Choose the task type for distinct labels. Also return the reason if it is a guess."""
     if name in TASK_TYPES:
         return TASK_TYPES[name], ""
     if name != AUTO:
         remedy = f"choose one of {', '.join((AUTO, *TASK_TYPES))}"
-        raise UsageError(f"there is no --task {name!r}", remedy=remedy)
+        raise UsageError(f"unknown --task {name!r}", remedy=remedy)
     distinct = {label.strip() for label in labels} - {""}
     if are_lists(distinct):
         if all(len(split_labels(label, None)) == 1 for label in distinct):
             return Single, "each row has one label; --task multi allows several"
         return Multi, "rows have several labels, or none"
     if names:
-        return Single, f"the file names {len(names)} classes"
+        return Single, f"the file lists {len(names)} classes"
     numbers = {label for label in distinct if label.casefold() not in MISSING}
     are_decimal = has_decimal_commas(numbers)
     if are_decimal:
@@ -69,7 +69,7 @@ def choose_task_type(
         shown = separator.strip(" ") or separator
         reason = f"some rows have several labels, with {shown!r} between them"
         return Multi, f"{reason}; --task single treats each combination as a class"
-    return Single, f"there are {len(distinct)} different labels"
+    return Single, f"{len(distinct)} different labels"
 
 
 def _reject_mistaken_numbers(distinct: set[str]) -> None:

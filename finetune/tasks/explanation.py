@@ -1,4 +1,4 @@
-"""Words of a text, and how a prediction changes without each of them."""
+"""The words of a text, and how a prediction changes without each of them."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -9,14 +9,14 @@ from typing import Any, Self
 
 from finetune.files import escape_controls
 
-# Chinese and Japanese have no spaces, so each of their letters counts as a word. So does an emoji.
+# Chinese and Japanese don't use spaces, so each letter is a word. So is each emoji.
 WORD = re.compile(
     r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|[\U0001f000-\U0001faff\u2600-\u27bf]"
     r"|[^\W\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+(?:['\u2019.@-]\w+)*"
 )
-# A smaller change of a probability marks no word.
+# Smaller changes of a probability are not marked.
 MIN_MARKED = 0.05
-# As text, an explanation has only changes of at least this fraction of the largest one.
+# As text, an explanation lists only changes of at least this fraction of the largest change.
 MIN_NOTABLE = 0.05
 Spans = Sequence[tuple[int, int]]
 
@@ -25,7 +25,7 @@ Spans = Sequence[tuple[int, int]]
 class WordChange:
     """How the probability of a class, or a regression value, changes if a word is left out.
 
-    ``label`` is the class of multi-label data, ``column`` the text of a sentence pair.
+    ``label`` is the class in multi-label data, ``column`` the text of a sentence pair.
     """
 
     word: str
@@ -34,11 +34,11 @@ class WordChange:
     column: str | None = None
 
     def __str__(self) -> str:
-        """Return the word and its change, such as ``invoice -0.52``."""
+        """Format the word and its change, such as ``invoice -0.52``."""
         return f"{self.label + ': ' if self.label else ''}{self.word} {self.change:+.2g}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields that the task has."""
+        """Return the fields that the task uses."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -49,7 +49,7 @@ class Explanation(list[WordChange]):
 
     @classmethod
     def of(cls, text: str, changes: Iterable[WordChange]) -> Self:
-        """Return the explanation of a text."""
+        """Create the explanation of a text."""
         explanation = cls(changes)
         explanation.text = text
         return explanation
@@ -61,7 +61,7 @@ class Explanation(list[WordChange]):
 
 
 def find_words(text: str) -> dict[str, Spans]:
-    """Return the places of each word, by the word in lower case.
+    """Return the positions of each word, by lowercase word.
 
     >>> find_words("To be, or not to be?")
     {'to': [(0, 2), (14, 16)], 'be': [(3, 5), (17, 19)], 'or': [(7, 9)], 'not': [(10, 13)]}
@@ -73,7 +73,7 @@ def find_words(text: str) -> dict[str, Spans]:
 
 
 def leave_out(text: str, spans: Spans) -> str:
-    """Return a text without some of its parts, each with a space next to it.
+    """Remove parts of a text, each with an adjacent space.
 
     >>> leave_out("Pay the invoice now", [(8, 15)]), leave_out("Pay now", [(0, 3)])
     ('Pay the now', 'now')
@@ -88,12 +88,12 @@ def leave_out(text: str, spans: Spans) -> str:
 
 
 def decisive(changes: Iterable[WordChange]) -> set[str]:
-    """Return the words, in lower case, without which the probability falls notably."""
+    """Return the lowercase words without which the probability falls notably."""
     return {each.word.casefold() for each in changes if each.change <= -MIN_MARKED}
 
 
 def split_at_words(text: str, words: Collection[str]) -> list[tuple[str, bool]]:
-    """Return the pieces of a text, each with whether it is one of some words."""
+    """Split a text into pieces, each with a flag for whether it is one of the words."""
     found = find_words(text)
     spans = sorted(chain.from_iterable(found[word] for word in found.keys() & {*words}))
     pieces, end = list[tuple[str, bool]](), 0
@@ -104,13 +104,13 @@ def split_at_words(text: str, words: Collection[str]) -> list[tuple[str, bool]]:
 
 
 class MarkedText(str):
-    """A text that pages show with its decisive words marked."""
+    """A text whose decisive words are highlighted on pages."""
 
     words: Collection[str] = ()
 
     @classmethod
     def of(cls, text: str, changes: Sequence[Mapping[str, Any]]) -> Self:
-        """Return a text with the JSON of its explanation."""
+        """Create a text with the JSON of its explanation."""
         marked = cls(text)
         marked.words = decisive(WordChange(**change) for change in changes)
         return marked
@@ -124,7 +124,7 @@ class MarkedText(str):
 
 
 def notable(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the words of the JSON of an explanation as text, without tiny changes."""
+    """Format the words of a JSON explanation as text, without tiny changes."""
     changes = [WordChange(**row) for row in rows]
     least = MIN_NOTABLE * max((abs(change.change) for change in changes), default=0.0)
     return [str(change) for change in changes if abs(change.change) >= least]

@@ -1,4 +1,4 @@
-"""Labels of a table: normalizing, sorting, and splitting several labels in one cell."""
+"""Normalizes and sorts labels, and splits several labels in one cell."""
 
 import ast
 import json
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 BAR = "|"
 # Missing values in pandas, in lower case.
 MISSING = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none")
-# Words that people write for a missing label.
+# Words that mean a missing label.
 MISSING_CLASSES = {*MISSING, "-", "--", "?", "unknown", "missing", "n.a.", "nil", "undefined"}
 # The fractional parts of ratings in half steps.
 HALVES = {"0", "5", "00", "25", "50", "75"}
-# Why the accuracy on most rows of finetune label says little about other texts.
+# Why accuracy on most rows of finetune label doesn't transfer to other texts.
 HARD = "because they are hard or differ from the others"
 # Limits of lists in messages.
 MAX_LISTED, MAX_LABEL_LENGTH = 20, 60
 # Spaces, and the zero-width characters that web pages and spreadsheets leave around words.
 EDGES = r"^[\s\u200b\u2060\ufeff]+|[\s\u200b\u2060\ufeff]+$"
-# Separators of several labels in a row. With the first ones, the parts need not be labels of
+# Separators of several labels in a row. For these, the parts need not be labels of
 # other rows.
 FREE_SEPARATORS = (BAR, ";", ",", "\n", "#")
 SEPARATORS = (
@@ -50,9 +50,9 @@ def is_number(value: str) -> bool:
 
 
 def name_classes(labels: Iterable[str]) -> dict[str, str]:
-    """Return the class of each label: NFC, stripped, whole numbers without .0.
+    """Return the class name for each label: NFC, stripped, whole numbers without .0.
 
-    A column of whole numbers with gaps comes out of pandas as 3.0 and the like.
+    pandas writes a column of whole numbers with missing values as 3.0 and so on.
     """
     composed = {label: unicodedata.normalize("NFC", label) for label in labels}
     stripped = {label: re.sub(EDGES, "", name) for label, name in composed.items()}
@@ -60,7 +60,7 @@ def name_classes(labels: Iterable[str]) -> dict[str, str]:
 
 
 def values_of_classes(names: Iterable[str], column: Iterable[Any]) -> dict[str, Any]:
-    """Return the value of each class in the type of a label column; empty if that is text.
+    """Return the value of each class in the type of a label column, or {} for a text column.
 
     >>> values_of_classes(["1", "2"], [1, None]), values_of_classes(["1", "2"], ["", "1.0"])
     ({'1': 1, '2': 2}, {'1': '1.0', '2': '2.0'})
@@ -82,17 +82,17 @@ def values_of_classes(names: Iterable[str], column: Iterable[Any]) -> dict[str, 
 
 
 def name_as_text(name: str) -> str:
-    """Return the name of a class in words."""
+    """Convert a class name to words."""
     return re.sub(r"[_./-]+", " ", name).strip() or name
 
 
 def distinct_values(columns: "Iterable[Column]") -> list[str]:
-    """Return the distinct texts of some columns, in order of appearance."""
+    """Return the distinct texts in columns, in order of appearance."""
     return list(dict.fromkeys(value for column in columns for value in column.unique().to_pylist()))
 
 
 def flat_values(column: "Column") -> "Column":
-    """Return the values of a column, with lists flattened."""
+    """Flatten the lists in a column."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -102,7 +102,7 @@ def flat_values(column: "Column") -> "Column":
 def map_values(
     column: "Column", convert: Callable[[Any], Any], *, arrow_type: Any = "string"
 ) -> "Column":
-    """Apply a function to each distinct value of a column, or of its lists, once."""
+    """Apply a function once to each distinct value of a column or of its lists."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -114,7 +114,7 @@ def map_values(
 
 
 def find_odd_names(names: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield classes that may be the same, or a missing label, each with a suggestion."""
+    """Yield findings about classes that may be the same or a missing label, with suggestions."""
     missing = [name for name in names if name.casefold() in MISSING_CLASSES]
     if len(names) > 3 and {*names} == {"-1", *map(str, range(len(names) - 1))}:
         missing.append("-1")
@@ -126,11 +126,11 @@ def find_odd_names(names: Collection[str]) -> Iterator[tuple[str, str]]:
     if alike := [repr(name) for name in plain if counts[plain[name]] > 1]:
         listed = ", ".join(alike[:MAX_LISTED])
         finding = f"classes that differ only in case, spaces or dashes: {listed}"
-        yield finding, "write them in one way if they are one class, or merge them with --label-map"
+        yield finding, "spell them the same if they are one class, or merge them with --label-map"
 
 
 def sort_classes(labels: Iterable[str]) -> list[str]:
-    """Return the distinct labels: numbers by value, then words in alphabetical order."""
+    """Sort distinct labels: numbers by value, then words alphabetically."""
 
     def order(label: str) -> tuple[float, str, str]:
         return (float(label) if is_number(label) else math.inf, label.casefold(), label)
@@ -139,9 +139,9 @@ def sort_classes(labels: Iterable[str]) -> list[str]:
 
 
 def find_separator(labels: Iterable[str]) -> str | None:
-    """Return the separator of several labels in a row, or None if each row has one label.
+    """Find the separator of several labels in a row. Return None if each row has one label.
 
-    The parts must be labels of other rows. A comma within names, as in "Congo, Republic", is not a
+    The parts must be labels of other rows: a comma within names, as in "Congo, Republic", is not a
     separator.
     """
     distinct = [label for label in labels if not is_list(label)]
@@ -178,7 +178,7 @@ def are_lists(labels: Iterable[str]) -> bool:
 
 
 def split_labels(label: str, separator: str | None) -> list[str]:
-    """Return the labels of a row, stripped; an empty list for an empty text."""
+    """Split the labels of a row and strip them. An empty text becomes an empty list."""
     text = label.strip()
     parts: Iterable[object] = [text]
     if is_list(text):
@@ -193,14 +193,14 @@ def split_labels(label: str, separator: str | None) -> list[str]:
 
 
 def _read_list(text: str) -> list[object]:
-    """Return the values of a list, set or array that is written out."""
+    """Parse a list, set or array written as text."""
     body = text[1:-1].strip()
     if re.fullmatch(rf"(?:(?:{QUOTED})[\s,]*)*", body, re.DOTALL):
         # numpy writes no commas between the values of an array.
         return [ast.literal_eval(value.replace("\n", "\\n")) for value in re.findall(QUOTED, body)]
     content: Any = None
     for read in (ast.literal_eval, json.loads):
-        # A list may be nested too deeply for both parsers.
+        # Both parsers fail for very deeply nested lists.
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             content = read(text)
             break
@@ -220,7 +220,7 @@ def _read_list(text: str) -> list[object]:
 
 
 def has_decimal_commas(labels: Iterable[str]) -> bool:
-    """Return whether the commas of labels are decimal; in 0,15 next to 0 and 15 they are not."""
+    """Return whether commas are decimal. In 0,15 they are not if 0 and 15 are labels too."""
     distinct = set(labels)
     pairs = [label.split(",") for label in distinct if re.fullmatch(r"[+-]?\d+,\d+", label)]
     whole = {label for label in distinct if re.fullmatch(r"[+-]?\d+", label)}
@@ -234,7 +234,7 @@ def has_decimal_commas(labels: Iterable[str]) -> bool:
 
 
 def map_lists(lists: "Column", convert: "Callable[[pyarrow.Array], pyarrow.Array]") -> "Column":
-    """Return lists of the same lengths with converted values; null stays null."""
+    """Convert the values in lists, keeping the list lengths. Null stays null."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -249,13 +249,13 @@ def map_lists(lists: "Column", convert: "Callable[[pyarrow.Array], pyarrow.Array
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first of some names: ``a, b and 3 others``."""
+    """Format the first names of a list: ``a, b and 3 others``."""
     others = f" and {len(names) - MAX_LISTED:,} others" if len(names) > MAX_LISTED else ""
     return ", ".join(names[:MAX_LISTED]) + others
 
 
 def listed_counts(counts: Mapping[str, int]) -> str:
-    """Return the first of some labels and their rows: ``'b' (2), 'c' (1) and 3 others``."""
+    """Format the first labels with their rows: ``'b' (2), 'c' (1) and 3 others``."""
     listed = [f"{label[:MAX_LABEL_LENGTH]!r} ({count:,})" for label, count in counts.items()]
     others = len(listed) - MAX_LISTED
     return ", ".join(listed[:MAX_LISTED]) + (f" and {others:,} others" if others > 0 else "")

@@ -1,9 +1,9 @@
-"""The registry of all metrics, for selecting the best model, results, intervals and reports.
+"""The registry of all metrics, for model selection, results, intervals and reports.
 
-A metric is a function of the labels, of the model outputs that it ``needs``, and of row weights,
-[rows]. If it reads predictions or losses, the weights can also be those of several resamples,
-[resamples, rows], for a value per resample. To add a metric, write it here and register it with
-``@metric``; nothing else lists the metrics.
+A metric is a function of labels, the model outputs that it ``needs``, and row weights,
+[rows]. If it reads predictions or losses, the weights can also be for several resamples,
+[resamples, rows], for one value per resample. To add a metric, write it here and register it with
+``@metric``. Metrics are listed nowhere else.
 
 A 95% interval computes all metrics on 2,000 resamples. With 5,000 rows and 77 classes, that takes
 0.3 s, and with ``sklearn.metrics`` a minute (docs/measurements.md#own-code-and-scikit-learn). The
@@ -27,8 +27,8 @@ ProblemType = Literal["regression", "single_label_classification", "multi_label_
 SINGLE: ProblemType = "single_label_classification"
 MULTI: ProblemType = "multi_label_classification"
 NUMBERS: ProblemType = "regression"
-# A metric reads one of these, with a row for each label. Predictions are class numbers [rows],
-# 0 or 1 for each class [rows, classes], or numbers [rows]; probabilities are [rows, classes].
+# A metric reads one of these, with one row per label. Predictions are class numbers [rows],
+# 0 or 1 per class [rows, classes], or values [rows]. Probabilities are [rows, classes].
 Needs = Literal["predictions", "probabilities", "losses"]
 # A number from row weights [rows], or an array [resamples] from [resamples, rows].
 Values = Any
@@ -36,13 +36,13 @@ Compute = Callable[[Array, Array, Floats], Values]
 # Computes metrics, by name, from row weights.
 WeightedMetrics = Callable[[Floats], Mapping[str, Values]]
 
-# A smaller deviation, relative to the largest value, is rounding noise.
+# Smaller deviations, relative to the largest value, are rounding noise.
 MAX_ROUNDING = 1e-13
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A measure of how good predictions are; the title is its name in sentences."""
+    """A measure of how good predictions are. The title is its name in sentences."""
 
     name: str
     title: str
@@ -58,10 +58,11 @@ class Metric:
 
 
 class _Registry(dict[str, Metric]):
-    """Metrics by name. Other names belong to ``compute_metrics`` of the user."""
+    """Metrics by name. Other names belong to the user's ``compute_metrics``."""
 
     def __missing__(self, name: str) -> Metric:
-        # As the Trainer of transformers has it. Only ``UserMetrics`` computes these metrics.
+        # Same convention as in ``transformers.Trainer``. Only ``UserMetrics`` computes these
+        # metrics.
         sign = -1 if name.endswith("loss") else 1
         return Metric(name, name, lambda *_: np.nan, (), name, sign=sign, is_fraction=False)
 
@@ -70,7 +71,7 @@ METRICS = _Registry()
 
 
 def metric(title: str, *problem_types: ProblemType, **options: Any) -> Callable[[Compute], Compute]:
-    """Register a function as a metric under its name; the options are fields of ``Metric``."""
+    """Register a function as a metric under its name. The options are fields of ``Metric``."""
 
     def register(compute: Compute) -> Compute:
         name = compute.__name__
@@ -82,7 +83,7 @@ def metric(title: str, *problem_types: ProblemType, **options: Any) -> Callable[
 
 
 def metrics_of(problem_type: ProblemType) -> list[Metric]:
-    """Return the metrics of a problem type, the most important first."""
+    """Return the metrics for a problem type, the most important first."""
     return [metric for metric in METRICS.values() if problem_type in metric.problem_types]
 
 
@@ -103,7 +104,7 @@ def choose_metric(name: str | None, problem_type: ProblemType) -> Metric:
 
 
 def spelled_as(name: str, known: Collection[str]) -> str | None:
-    """Return the registered name for a name with or without the Trainer prefix, or None."""
+    """Return the registered name for a name with or without the ``eval_`` prefix, or None."""
     plain = name.removeprefix("eval_")
     spellings = (name, plain, plain.replace("-", "_"))
     return next((spelling for spelling in spellings if spelling in known), None)
@@ -112,12 +113,12 @@ def spelled_as(name: str, known: Collection[str]) -> str | None:
 UserFunction = Callable[[Any], Mapping[str, Any]]
 # Names of all_results.json.
 _RESERVED = ("samples", "per_class", "confusion_matrix", "intervals", "distinct", "kind")
-# Metrics that some round to four digits.
+# Metrics that user functions may round to four digits.
 _ROUNDING = 1e-4
 
 
 class UserMetrics:
-    """Metrics of a function ``compute_metrics``, as the Trainer of transformers takes it.
+    """Metrics from a user's ``compute_metrics``, with the signature of ``transformers.Trainer``.
 
     ``names`` are known after the first call.
     """
@@ -128,7 +129,7 @@ class UserMetrics:
     def compute(
         self, predictions: Array, labels: Array, *, known: Mapping[str, float]
     ) -> dict[str, float]:
-        """Return the metrics of the function, except metrics with a known name and value."""
+        """Compute the user metrics, without metrics that have a known name and value."""
         from transformers import EvalPrediction
 
         returned = self.function(EvalPrediction(predictions=predictions, label_ids=labels))
@@ -140,7 +141,7 @@ class UserMetrics:
             metrics = {"": np.nan}
         if not np.isfinite([*metrics.values()]).all():
             raise UsageError(
-                f"compute_metrics returned {str(returned)[:60]}, not a finite number for each name",
+                f"compute_metrics returned {str(returned)[:60]}, not a dict of finite numbers",
                 remedy='return a dict such as {"f1": 0.9}',
             )
         for name, value in metrics.items():
@@ -162,7 +163,7 @@ user_metrics = _user_metrics.get
 
 @contextmanager
 def computing(function: UserFunction | None) -> Iterator[None]:
-    """Add the metrics of a function, if there is one, to all scores."""
+    """Add the metrics of a user function, if any, to all scores."""
     token = _user_metrics.set(UserMetrics(function) if function else None)
     try:
         yield
@@ -171,9 +172,9 @@ def computing(function: UserFunction | None) -> Iterator[None]:
 
 
 def load_evaluate_metric(name: str) -> Metric:
-    """Return a metric of the library ``evaluate``: a folder with its code, or a Hub ID.
+    """Load a metric of the ``evaluate`` library: a folder with its code, or a Hub ID.
 
-    Its code runs in this process, so only the user may choose it. It is computed once on all rows.
+    Its code runs in this process, so only the user can choose it. It is computed once on all rows.
     """
     import evaluate
 
@@ -198,7 +199,7 @@ def load_evaluate_metric(name: str) -> Metric:
 def compute_metrics(
     problem_type: ProblemType, labels: Array, outputs: Mapping[Needs, Array | None], weights: Floats
 ) -> dict[str, Any]:
-    """Return the metrics whose needs are among the outputs, by name: floats, or [resamples]."""
+    """Compute the metrics whose needs are among the outputs, by name: floats, or [resamples]."""
     values = {
         metric.name: metric.compute(labels, needed, weights)
         for metric in metrics_of(problem_type)
@@ -215,7 +216,7 @@ def accuracy(labels: Array, predicted: Array, weights: Floats) -> Values:
 
 @metric("micro F1", MULTI, hub_name="f1", baseline="most frequent classes", sentence="Micro F1 {}")
 def micro_f1(labels: Array, predicted: Array, weights: Floats) -> Values:
-    """Return the F1 over the predictions of all classes together."""
+    """Return the F1 over the pooled predictions of all classes."""
     right, chosen, true = count_classes(labels, predicted, weights)
     doubled = 2 * right.sum(axis=-1, dtype=np.float64)
     return doubled / np.maximum((chosen + true).sum(axis=-1), 1)
@@ -239,7 +240,7 @@ def balanced_accuracy(labels: Array, predicted: Array, weights: Floats) -> Value
 
 @metric("Matthews correlation", SINGLE, hub_name="matthews_correlation", is_fraction=False)
 def mcc(labels: Array, predicted: Array, weights: Floats) -> Values:
-    """Return the correlation of predicted and true classes, in -1..1; 0 if one side is constant."""
+    """Return the correlation of predicted and true classes, in -1..1, or 0 if one is constant."""
     right, chosen, true = count_classes(labels, predicted, weights)
     rows = weights.sum(axis=-1)
     spread = (rows**2 - (chosen**2).sum(axis=-1)) * (rows**2 - (true**2).sum(axis=-1))
@@ -249,13 +250,13 @@ def mcc(labels: Array, predicted: Array, weights: Floats) -> Values:
 
 @metric("subset accuracy", MULTI, hub_name="accuracy", is_proportion=True)
 def subset_accuracy(labels: Array, predicted: Array, weights: Floats) -> Values:
-    """Return the fraction of rows whose set of predicted classes is exactly correct."""
+    """Return the fraction of rows whose predicted classes are all correct."""
     return mean((labels == predicted).all(axis=1), weights)
 
 
 @metric("mean average precision", MULTI, hub_name="map", needs="probabilities")
 def mean_average_precision(labels: Array, probabilities: Array, weights: Floats) -> float:
-    """Return the mean over classes with rows; it does not depend on a threshold."""
+    """Return the mean average precision over classes with rows, which needs no threshold."""
     has_rows = weights @ (labels > 0) > 0
     total = average_precisions(labels, probabilities, weights).sum()
     return float(total / max(has_rows.sum(), 1))
@@ -263,7 +264,7 @@ def mean_average_precision(labels: Array, probabilities: Array, weights: Floats)
 
 @metric("Pearson", NUMBERS, hub_name="pearsonr", is_fraction=False)
 def pearson(labels: Array, predicted: Array, weights: Floats) -> Values:
-    """Return the linear correlation, in -1..1; 0 if one side is constant."""
+    """Return the linear correlation, in -1..1, or 0 if one side is constant."""
     sides = np.stack(np.broadcast_arrays(labels, predicted, weights)[:2]).astype(np.float64)
     rows = weights.sum(axis=-1)
     centered = sides - ((sides * weights).sum(axis=-1) / rows)[..., None]
@@ -276,7 +277,7 @@ def pearson(labels: Array, predicted: Array, weights: Floats) -> Values:
 
 @metric("Spearman", NUMBERS, hub_name="spearmanr", is_fraction=False)
 def spearman(labels: Array, predicted: Array, weights: Floats) -> Values:
-    """Return the correlation of the ranks."""
+    """Return the rank correlation, in -1..1."""
     return pearson(_rank(labels, weights), _rank(predicted, weights), weights)
 
 
@@ -289,25 +290,25 @@ def spearman(labels: Array, predicted: Array, weights: Floats) -> Values:
     sentence="Off by {} on average",
 )
 def mae(labels: Array, predicted: Array, weights: Floats) -> Values:
-    """Return the mean distance of predicted and true values, in their units."""
+    """Return the mean distance between predicted and true values, in label units."""
     return mean(np.abs(predicted - labels), weights)
 
 
 @metric("loss", SINGLE, MULTI, NUMBERS, needs="losses", sign=-1, is_fraction=False)
 def loss(labels: Array, losses: Array, weights: Floats) -> Values:
-    """Return the mean loss of a row, without class weights."""
+    """Return the mean loss per row, without class weights."""
     return mean(losses, weights)
 
 
 def mean(values: Array, weights: Floats) -> Values:
-    """Return the mean of a value for each row, [rows]."""
+    """Return the weighted mean of values, [rows]."""
     return weights @ values / weights.sum(axis=-1)
 
 
 def count_classes(
     labels: Array, predicted: Array, weights: Floats, *, classes: int = 0
 ) -> tuple[Array, Array, Array]:
-    """Return how often each class is correct, predicted and true: each [..., classes].
+    """Count how often each class is correct, predicted and true: each [..., classes].
 
     Labels and predictions are class numbers [rows], or 0 and 1: [rows, classes].
     """
@@ -323,7 +324,7 @@ def count_classes(
 
 
 def count_numbers(numbers: Array, weights: Floats, size: int) -> Array:
-    """Return the weight of each number below ``size``: [..., size], for weights [..., rows]."""
+    """Sum the weights, [..., rows], of each number below ``size``: [..., size]."""
     resamples = weights.size // weights.shape[-1]
     cells = numbers + size * np.arange(resamples)[:, None]
     counts = np.bincount(cells.ravel(), weights.ravel(), size * resamples)
@@ -331,7 +332,7 @@ def count_numbers(numbers: Array, weights: Floats, size: int) -> Array:
 
 
 def average_precisions(labels: Array, probabilities: Array, weights: Floats) -> Floats:
-    """Return the average precision of each class, 0 without rows: [classes]."""
+    """Return the average precision of each class, 0 for classes without rows: [classes]."""
     columns = zip(labels.T > 0, probabilities.T, strict=True)
     return np.array([_average_precision(*column, weights) for column in columns])
 
@@ -346,7 +347,7 @@ def _average_precision(true: NDArray[np.bool_], probabilities: Array, weights: F
 
 
 def _rank(values: Array, weights: Floats) -> Array:
-    """Return the rank of each row, [..., rows]; ties get their mean."""
+    """Return the rank of each row, [..., rows]. Ties get their mean rank."""
     _, numbers = np.unique(values, return_inverse=True)
     counts = count_numbers(numbers, weights, int(numbers.max()) + 1)
     return (np.cumsum(counts, axis=-1) - (counts - 1) / 2)[..., numbers]

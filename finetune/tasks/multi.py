@@ -30,7 +30,7 @@ Indicators = NDArray[np.float32]
 DEFAULT_THRESHOLD = 0.5
 # Without a limit, a class with 1 of 1,000 rows would outweigh all others.
 MAX_POSITIVE_WEIGHT = 100.0
-# A threshold chosen on few rows is mostly chance. The threshold of all classes together counts as
+# A threshold chosen on few rows is mostly chance. The common threshold of all classes weighs as
 # much as one chosen on this many rows of the class (tests/tasks/test_multi).
 THRESHOLD_PRIOR_ROWS = 10
 MIN_THRESHOLD = 1e-6
@@ -38,7 +38,7 @@ MIN_THRESHOLD = 1e-6
 
 @dataclass(frozen=True)
 class Multi(Task):
-    """Any number of classes per text; the labels are float32 of shape [rows, classes], 0 or 1."""
+    """Any number of classes per text. Labels are float32 of shape [rows, classes], 0 or 1."""
 
     name = "multi"
     problem_type = MULTI
@@ -46,7 +46,7 @@ class Multi(Task):
     limit = (
         "A text gets each class whose probability reaches the threshold above. The thresholds "
         "were chosen on the validation split and are stored in `config.json`. With `top_k=None` "
-        "the pipeline returns the probability of each class; it applies no thresholds."
+        "the pipeline returns the probability of each class, without applying thresholds."
     )
     mistakes_title = "Most wrong classes"
     error_name = "wrong classes"
@@ -81,7 +81,7 @@ class Multi(Task):
         is_matrix = len({*map(len, rows)}) == 1 < len(rows) and all(map(is_number, classes))
         if is_matrix and (repeats or are_same):
             raise DataError(
-                f"the labels are lists of numbers, such as {rows[0]}, and not of classes",
+                f"the labels are lists of numbers, such as {rows[0]}, not of classes",
                 remedy="write a list of class names per row, or one column of 0 and 1 per class",
             )
 
@@ -148,7 +148,7 @@ class Multi(Task):
         if weights is not None:
             losses = losses * (1 + (weights - 1) * labels)
         if self.options.loss == "focal":
-            # (1 - p) to the power of gamma, computed from the logit of the wrong answer.
+            # (1 - p) ** gamma, computed from the logit of the wrong label.
             wrong = torch.nn.functional.logsigmoid(logits * (1 - 2 * labels))
             losses = losses * (self.options.focal_gamma * wrong).exp()
         return losses.mean(dim=1)
@@ -157,7 +157,7 @@ class Multi(Task):
         return np.eye(len(self.class_names), dtype=np.float32)[super().sample_labels(count)]
 
     def calibrate(self, predict: Predict, *, fits_temperature: bool) -> Self:
-        """Return the task with the thresholds of the highest F1, and the temperature."""
+        """Choose the thresholds with the highest F1, and the temperature."""
         calibrated = super().calibrate(predict, fits_temperature=fits_temperature)
         logits, labels = predict()
         probabilities = sigmoid(logits / np.float32(calibrated.temperature))
@@ -183,19 +183,19 @@ class Multi(Task):
 
 
 def sigmoid(logits: Logits) -> NDArray[np.float32]:
-    """Return the probability of each class, from independent logits."""
+    """Return the probability of each class from independent logits."""
     return np.exp(-np.logaddexp(0, -logits))
 
 
 def _by_row(labels: NDArray[Any], values: list[Any]) -> list[list[Any]]:
-    """Return a value for each predicted class, [values], as a list for each row."""
+    """Group values of predicted classes, [values], into one list per row."""
     ends = np.cumsum(np.count_nonzero(labels, axis=1)).tolist()
     return [values[start:end] for start, end in pairwise([0, *ends])]
 
 
 @cache
 def _on_device(numbers: tuple[float, ...], device: "torch.device") -> "torch.Tensor | None":
-    """Return numbers, if any, as a cached tensor: a captured step can't copy to a device."""
+    """Return numbers as a cached tensor, because a captured step can't copy to a device."""
     import torch
 
     return torch.tensor(numbers, device=device) if numbers else None
@@ -204,7 +204,7 @@ def _on_device(numbers: tuple[float, ...], device: "torch.device") -> "torch.Ten
 def find_thresholds(
     probabilities: NDArray[np.float32], true: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Return the threshold of each class, shrunk to the common threshold if the class is rare."""
+    """Choose the threshold of each class, shrunk to the common threshold for rare classes."""
     from scipy.special import expit, logit
 
     thresholds = list(map(find_threshold, probabilities.T, true.T))
@@ -219,14 +219,14 @@ def find_thresholds(
 
 
 def find_threshold(probabilities: NDArray[np.float32], true: NDArray[np.bool_]) -> float:
-    """Return the threshold of a class with the highest F1, halfway between two probabilities."""
+    """Return the threshold with the highest F1, halfway between two probabilities."""
     if not true.any() or true.all():
         return DEFAULT_THRESHOLD
     order = np.argsort(-probabilities, kind="stable")
     ranked = probabilities[order].astype(np.float64)
     right = np.cumsum(true[order])
     f1 = 2 * right / (np.arange(1, len(true) + 1) + true.sum())
-    is_cut = np.append(ranked[1:] < ranked[:-1], True)  # none between equal probabilities
+    is_cut = np.append(ranked[1:] < ranked[:-1], True)  # no threshold between equal probabilities
     best = int(np.where(is_cut, f1, -1.0).argmax())
     below = ranked[best + 1] if best + 1 < len(ranked) else 0.0
     return float((ranked[best] + below) / 2)

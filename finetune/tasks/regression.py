@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Regression(Task):
-    """Regression; the labels are float32 of shape [rows], in their own units.
+    """Regression. Labels are float32 of shape [rows], in their own units.
 
-    A model learns labels standardized by the training rows (mean 0, standard deviation 1). Then
+    Models are trained on standardized labels (mean 0, standard deviation 1). Afterwards,
     ``scale_output_layer`` makes the output layer return the original units: ``is_scaled``.
     """
 
@@ -76,7 +76,7 @@ class Regression(Task):
         }
 
     def with_loss(self, training_labels: NDArray[np.float32], options: TrainingConfig) -> Self:
-        """Return the task with mean and standard deviation of the training rows."""
+        """Return the task with the mean and standard deviation of the training labels."""
         names = ("class_weights", "loss", "label_smoothing")
         if any(getattr(options, name) != getattr(TrainingConfig, name) for name in names):
             raise ConfigurationError(
@@ -98,7 +98,7 @@ class Regression(Task):
         return np.linspace(0, 1, count, dtype=np.float32)
 
     def scale_output_layer(self, parameters: "Sequence[torch.nn.Parameter]") -> Self:
-        """Make the output layer return values in the units of the labels."""
+        """Make the output layer return values in label units."""
         scale_parameters(parameters, self.deviation, shift=self.mean)
         return replace(self, is_scaled=True)
 
@@ -109,7 +109,7 @@ class Regression(Task):
             scale_parameters(parameters, 1 / self.deviation, shift=-self.mean / self.deviation)
 
     def read_logits(self, logits: Logits) -> Outputs:
-        """Return values in the units of the labels."""
+        """Return values in label units."""
         numbers = logits[:, 0].astype(np.float64)
         return Outputs(numbers if self.is_scaled else numbers * self.deviation + self.mean)
 
@@ -132,6 +132,6 @@ def _parse_numbers(column: "Column", numbers: set[str], *, decimal_comma: bool) 
     if len(others):
         raise DataError(
             f"the label {others[0].as_py()!r} is not a number, or is too large for fp32",
-            remedy="correct it, or choose another --label-column or --task",
+            remedy="fix it, or choose another --label-column or --task",
         )
     return numbers

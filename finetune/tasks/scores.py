@@ -30,21 +30,21 @@ from finetune.tasks.tables import (
 
 BASELINE = "baseline_"
 MULTI_LABEL = ("threshold", "average_precision")
-# A model that misses a class with this fraction of the rows is not selected by accuracy.
+# Models that miss a class with this fraction of the rows are not selected by accuracy.
 LARGE_CLASS, MIN_CLASS_ROWS = 0.1, 3
 # "Far above" the baseline: this much higher, or at most this fraction of its error.
 FAR, FAR_ERROR = 0.2, 0.5
-# At least this fraction of the rows has near duplicates in training.
+# Near duplicates in training are reported from this fraction of the rows on.
 NOTABLE = 0.05
-# With at least this many rows, percentages have a decimal place.
+# From this many rows on, percentages have a decimal place.
 MANY_ROWS = 200
-# The confusion matrix grows with the square of the classes: at 10,000 it would take gigabytes.
+# The confusion matrix grows with the square of the classes: with 10,000 it would take gigabytes.
 MAX_MATRIX_CLASSES = 500
 
 
 @dataclass(frozen=True)
 class ClassScores:
-    """The metrics of one class: undefined fractions are None, support is in rows.
+    """The metrics of one class. Undefined fractions are None; support is in rows.
 
     Without rows, all metrics are undefined, and so is the precision without predictions.
     """
@@ -58,7 +58,7 @@ class ClassScores:
 
 
 class MetricValue(NamedTuple):
-    """A metric of a split."""
+    """A metric and its value on a split."""
 
     metric: Metric
     value: float
@@ -69,12 +69,12 @@ class MetricValue(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Scores(DisplayMixin):
-    """The metrics of a model on a split; each is an attribute too, such as ``accuracy``.
+    """The metrics of a model on a split. Each is also an attribute, such as ``accuracy``.
 
     ``baselines`` are the metrics of the best constant prediction. The confusion matrix, [true,
     predicted], is empty for very many classes, and None unless each row has exactly one class.
-    ``intervals`` has the ends of 95% intervals, if known, of metrics that are not proportions.
-    ``distinct`` has the metrics, and the ``samples``, of rows without a near duplicate in training.
+    ``intervals`` contains known 95% intervals of metrics that are not proportions.
+    ``distinct`` contains the metrics and ``samples`` of rows without near duplicates in training.
     """
 
     samples: int
@@ -94,24 +94,24 @@ class Scores(DisplayMixin):
 
     @property
     def values(self) -> list[MetricValue]:
-        """The metrics without the loss, the most important first."""
+        """All metrics except the loss, the most important first."""
         metrics = self.metrics.items()
         return [MetricValue(METRICS[name], value) for name, value in metrics if name != "loss"]
 
     def records(self) -> list[dict[str, Any]]:
-        """Return one row with all numbers except those per class."""
+        """Return one row with all metrics except per-class metrics."""
         values = self.to_json().items()
         return [{name: value for name, value in values if isinstance(value, float | int)}]
 
     def limits(self, name: str) -> tuple[float, float] | None:
-        """Return the ends of the 95% interval of a metric, None if unknown."""
+        """Return the ends of the 95% interval of a metric, or None if unknown."""
         if METRICS[name].is_proportion and self.samples:
             low, high = wilson_interval(self.metrics[name] * self.samples, self.samples)
             return float(low), float(high)
         return self.intervals.get(name)
 
     def interval(self, name: str, *, digits: int = 1) -> str:
-        """Return the 95% interval of a metric, such as ``88.8–97.8%``; nothing if not known."""
+        """Format the 95% interval of a metric, such as ``88.8–97.8%``, or "" if unknown."""
         if not (limits := self.limits(name)):
             return ""
         if METRICS[name].is_fraction:
@@ -141,7 +141,7 @@ class Scores(DisplayMixin):
         return not self.samples or "no better" not in self.standing
 
     def describe(self, rows: str = "test rows") -> str:
-        """Return a sentence about the metric with a baseline; ``rows`` describes the rows."""
+        """Describe the metric with a baseline in a sentence. ``rows`` describes the rows."""
         name, baseline = next(iter(self.baselines.items()))
         metric, samples = METRICS[name], self.samples
         digits = 0 if samples < MANY_ROWS else 1
@@ -162,7 +162,7 @@ class Scores(DisplayMixin):
         return words + self._describe_distinct(metric, digits=digits)
 
     def _describe_distinct(self, metric: Metric, *, digits: int) -> str:
-        """Return sentences about near duplicates in training, if there are many."""
+        """Describe near duplicates in training, if there are many."""
         near = self.samples - int(self.distinct.get("samples", self.samples))
         if near < NOTABLE * self.samples:
             return ""
@@ -178,7 +178,7 @@ class Scores(DisplayMixin):
 
     @property
     def table(self) -> Table | None:
-        """The metrics of each class, with the interval of the recall."""
+        """The per-class metrics, with the interval of the recall."""
         if not self.per_class:
             return None
 
@@ -203,7 +203,7 @@ class Scores(DisplayMixin):
         return Table(title, [*rows[0]], cells, note=note if untested else "")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the metrics by name, as ``finetune evaluate --json`` prints them."""
+        """Return the metrics by name, in the JSON format of ``finetune evaluate``."""
         values: dict[str, Any] = {"samples": self.samples, **self.metrics}
         values |= {BASELINE + name: value for name, value in self.baselines.items()}
         if self.per_class is not None:
@@ -226,7 +226,7 @@ class Scores(DisplayMixin):
     def with_classes(
         self, names: Sequence[str], labels: Array, predicted: Array, *others: Array
     ) -> "Scores":
-        """Return the scores with the metrics of each class; ``others`` are more columns."""
+        """Add per-class metrics to scores. ``others`` are more columns."""
         count, weights = len(names), np.ones(len(labels))
         right, chosen, true = count_classes(labels, predicted, weights, classes=count)
         untested = true == 0
@@ -252,7 +252,7 @@ class Scores(DisplayMixin):
         metrics = {name: value for name, value in values.items() if isinstance(value, float)}
         names = [name for name in metrics if name.startswith(BASELINE)]
         baselines = {name.removeprefix(BASELINE): metrics.pop(name) for name in names}
-        # The file of an earlier version may have another order.
+        # Files of earlier versions may have a different order.
         metrics = {name: metrics[name] for name in METRICS if name in metrics} | metrics
         classes = values.get("per_class")
         per_class = classes and {name: ClassScores(**columns) for name, columns in classes.items()}
@@ -262,7 +262,7 @@ class Scores(DisplayMixin):
 
 
 def missed_classes(scores: Scores) -> dict[str, float]:
-    """Return the fraction of rows of each large single-label class without a correct prediction."""
+    """Return the row fraction of each large single-label class without a correct prediction."""
     if "accuracy" not in scores.metrics:
         return {}
     least = max(LARGE_CLASS * scores.samples, MIN_CLASS_ROWS)
@@ -274,7 +274,7 @@ def missed_classes(scores: Scores) -> dict[str, float]:
 
 
 def selection_score(name: str | None, problem_type: ProblemType, scores: Scores) -> float:
-    """Return the score that selects the best model, from a given or the default metric.
+    """Return the score for selecting the best model, from the given or default metric.
 
     By default, a model that misses a large class ranks below all others, and so does a multi-label
     model that predicts nothing. Among such models, macro F1 or mean average precision decides.

@@ -21,7 +21,7 @@ ClassNumbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Single(Task):
-    """One class per text; the labels are int64 of shape [rows]."""
+    """One class per text. Labels are int64 of shape [rows]."""
 
     name = "single"
     problem_type = SINGLE
@@ -75,7 +75,7 @@ class Single(Task):
             logits, labels, reduction="none", label_smoothing=self.options.label_smoothing
         )
         if self.options.loss == "focal":
-            # At a probability of 1 the gradient of the power would be infinite.
+            # At a probability of 1, the gradient of the power would be infinite.
             others = (-torch.expm1(-entropy)).clamp(min=1e-6)
             return entropy * others**self.options.focal_gamma
         return entropy
@@ -93,12 +93,12 @@ class Single(Task):
         return np.full_like(labels, np.bincount(labels).argmax())
 
     def row_errors(self, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
-        """Return the probability of the predicted class if it is wrong, else 0."""
+        """Return the probability of the predicted class if it is wrong, otherwise 0."""
         errors = (row["probability"] * (row["predicted"] != row["label"]) for row in rows)
         return np.fromiter(errors, np.float64, len(rows))
 
     def mistake_groups(self, row: Mapping[str, Any]) -> dict[str, str]:
-        """Return the groups of the classes, and the group of the cell in the confusion matrix."""
+        """Return the groups of both classes and of the confusion-matrix cell."""
         true, predicted = row["label"], row["predicted"]
         cell = f"cell-{self.class_numbers[true]}-{self.class_numbers[predicted]}"
         return {cell: f"{true} predicted as {predicted}", **super().mistake_groups(row)}

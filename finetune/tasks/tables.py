@@ -1,4 +1,4 @@
-"""Numbers, rows and results formatted for people: in reports, in commands, and in Python."""
+"""Formats numbers, rows and results for reports, commands and Python."""
 
 import os
 from abc import ABC, abstractmethod
@@ -11,22 +11,22 @@ from finetune.files import escape_line
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Mistakes in a report: shown at first, and listed to be shown by their group.
+# Mistakes in a report: shown at first, and available for filtering by group.
 MAX_MISTAKES = 20
 MAX_LISTED = 400
 MAX_CHARACTERS = 500
 # In the repr of a result.
 MAX_REPR_ROWS, MAX_REPR_CHARACTERS = 4, 158
 MAX_NAME = 40
-# 95% of a normal distribution lie within this many standard errors.
+# 95% of a normal distribution is within this many standard deviations.
 Z_95 = 1.959964
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that a report shows; the cells after the first ``text_columns`` are numbers.
+    """Rows of a report. The cells after the first ``text_columns`` are numbers.
 
-    ``groups`` maps IDs, such as ``cell-N-M``, to titles; a page can show one group only.
+    ``groups`` maps IDs, such as ``cell-N-M``, to titles. A page can show a single group.
     """
 
     title: str
@@ -38,12 +38,12 @@ class Table:
 
 
 def format_number(value: float, *, sign: Literal["", "+"] = "", digits: int = 4) -> str:
-    """Return a number in few characters: ``1,500``, ``0.25``, ``5e-05``."""
+    """Format a number in few characters: ``1,500``, ``0.25``, ``5e-05``."""
     return f"{value:{sign},.0f}" if abs(value) >= 1e3 else f"{value:{sign}.{digits}g}"
 
 
 def format_value(value: Any) -> str:
-    """Format a value for people: ``on``, ``1,500``, ``a, b``; None is a dash."""
+    """Format a value: ``on``, ``1,500``, ``a, b``. None becomes a dash."""
     match value:
         case None:
             return "–"
@@ -61,20 +61,20 @@ def format_value(value: Any) -> str:
 
 
 def format_cell(value: Any) -> str:
-    """Format a value for a cell of a table: row numbers unchanged, labels joined by ``|``."""
+    """Format a value for a table cell: row numbers unchanged, labels joined by ``|``."""
     if isinstance(value, list | tuple):
         return "|".join(map(str, value))
     return format_number(value) if isinstance(value, float) else str(value)
 
 
 def format_rate(examples_per_second: float) -> str:
-    """Return a speed with at least two digits, also if it is slow."""
+    """Format a speed with at least two significant digits."""
     digits = 0 if examples_per_second >= 10 else 1 if examples_per_second >= 1 else 2
     return f"{examples_per_second:,.{digits}f} examples/s"
 
 
 def duration(seconds: float) -> str:
-    """Return a time such as ``9.5 s``, ``42 s``, ``24 min 13 s`` or ``2 h 14 min``."""
+    """Format a time, such as ``9.5 s``, ``42 s``, ``24 min 13 s`` or ``2 h 14 min``."""
     if seconds < 59.5:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, rest_seconds = divmod(round(seconds), 60)
@@ -83,12 +83,12 @@ def duration(seconds: float) -> str:
 
 
 def percent(fraction: float, *, digits: int = 1) -> str:
-    """Return a fraction in percent, such as ``97.2%``."""
+    """Format a fraction in percent, such as ``97.2%``."""
     return f"{100 * fraction:.{digits}f}%"
 
 
 def format_interval(fraction: float, rows: int, *, digits: int = 1) -> str:
-    """Return the 95% interval of a fraction of rows: ``88.8–97.8%``; a dash without rows."""
+    """Format the 95% interval of a fraction of rows, such as ``88.8–97.8%``, or a dash."""
     if not rows:
         return "–"
     low, high = wilson_interval(fraction * rows, rows)
@@ -96,12 +96,12 @@ def format_interval(fraction: float, rows: int, *, digits: int = 1) -> str:
 
 
 def capitalize(text: str) -> str:
-    """Return a text with a capital first letter: ``Macro F1``."""
+    """Capitalize the first letter of a text: ``Macro F1``."""
     return text[:1].upper() + text[1:]
 
 
 def quote_name(name: str) -> str:
-    """Return the name of a class on one line for a sentence, as code of Markdown; cut if long."""
+    """Format a class name for a sentence: as Markdown code, on one line, shortened if long."""
     line = " ".join(name.split()).replace("`", "'")
     return f"`{line if len(line) <= MAX_NAME else line[: MAX_NAME - 1] + '…'}`"
 
@@ -121,30 +121,30 @@ def wilson_interval(
 
 
 def text_of(row: Mapping[str, Any]) -> str:
-    """Return the text, or both texts, of a row of ``predictions.jsonl``; long texts are cut."""
+    """Return the shortened text, or both texts, of a row of ``predictions.jsonl``."""
     texts = (row[name] for name in ("text", "text_pair") if name in row)
     return " | ".join(map(shorten_text, texts))
 
 
 def full_text(row: Mapping[str, Any]) -> str:
-    """Return the text, or both texts, of a row of ``predictions.jsonl``."""
+    """Return the whole text, or both texts, of a row of ``predictions.jsonl``."""
     return " | ".join(row[name] for name in ("text", "text_pair") if name in row)
 
 
 def shorten_text(text: str) -> str:
-    """Return a text, cut if it is long."""
+    """Shorten a text if it is long."""
     return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]} …"
 
 
 class DisplayMixin(ABC):
-    """A result with a repr of at most five lines; a dataclass must set repr=False."""
+    """A result with a repr of at most five lines. A dataclass must set repr=False."""
 
-    # Warnings of the function of the Python API that returned the result.
+    # Warnings of the Python API function that returned the result.
     warnings: Sequence[str] = ()
 
     @abstractmethod
     def records(self) -> Sequence[Mapping[str, Any]]:
-        """Return the rows of the table, the most important first, each with its values by name."""
+        """Return the rows of the table, the most important first, as values by name."""
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__} {getattr(self, 'output_dir', '')}".rstrip()]
@@ -156,7 +156,7 @@ class DisplayMixin(ABC):
         return "\n".join(escape_line(line)[:MAX_REPR_CHARACTERS] for line in lines)
 
     def to_pandas(self) -> Any:
-        """Return the table as a DataFrame of pandas."""
+        """Convert the table to a pandas DataFrame."""
         import pandas
 
         return pandas.DataFrame(list(self.records()))
@@ -169,7 +169,7 @@ class DisplayMixin(ABC):
 
 
 class RunResultMixin(DisplayMixin, os.PathLike[str]):
-    """The results of a run or several; functions accept them instead of the folder."""
+    """The results of one or several runs. Functions accept them instead of a run folder."""
 
     output_dir: str
 
@@ -181,13 +181,13 @@ class RunResultMixin(DisplayMixin, os.PathLike[str]):
         return str(vars(self)["_path"])
 
     def predict(self, texts: Any, **options: Any) -> Any:
-        """Classify texts with the best model, as ``finetune.predict`` does."""
+        """Classify texts with the best model, like ``finetune.predict``."""
         import finetune
 
         return finetune.predict(self, texts, **options)
 
     def evaluate(self, **options: Any) -> Any:
-        """Score the best model, as ``finetune.evaluate`` does."""
+        """Evaluate the best model, like ``finetune.evaluate``."""
         import finetune
 
         return finetune.evaluate(self, **options)

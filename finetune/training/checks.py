@@ -1,4 +1,4 @@
-"""Checks of a training, because a GPU can compute wrong results without an error.
+"""Sanity checks during training, because a GPU can silently compute wrong results.
 
 Losses and parameters must be finite, and the device must agree with the CPU: in logits, gradients
 and the changes of one optimizer step.
@@ -44,8 +44,8 @@ _TOLERANCES = {
 }
 # Learning rate of the compared step: so large that fp32 resolves the change of any weight.
 _RATE = 1.0
-# The step of Adam has the size of the learning rate, unless a gradient is close to its epsilon.
-# Such changes count relative to this fraction of the learning rate.
+# Adam's first updates are about as large as the learning rate, unless a gradient is close to its
+# epsilon. The error of such changes is relative to this fraction of the learning rate.
 _LEAST_CHANGE = 1e-2
 # In bf16 an H200 exceeded the tolerance of one gradient once in 500 comparisons, so a fault must
 # also show on other examples.
@@ -79,10 +79,10 @@ class Difference:
 
 
 def check_device(trainer: Trainer, examples: Examples, *, step: int) -> None:
-    """Compare the device with the CPU between two steps; weights and optimizer stay as they are.
+    """Compare the device with the CPU between two steps, without changing weights or optimizer.
 
-    It uses two padded lengths: the smallest, where attention was wrong in the past, and the largest
-    that is fast. Raises ``FinetuneError``. If memory runs out, it only warns.
+    Use two padded lengths: the smallest, where attention was wrong in the past, and the largest
+    that is fast. Raise ``FinetuneError`` if they differ. If memory runs out, only warn.
     """
     examples, device = examples.without_windows(), trainer.device
     padded_lengths, batch_size = trainer.plan.padded_lengths, trainer.batch_size.examples
@@ -102,7 +102,7 @@ def check_device(trainer: Trainer, examples: Examples, *, step: int) -> None:
         if not any(side.memory.is_out_of_memory(error) for side in (device, CpuDevice())):
             raise
         device.memory.release()
-        message = f"no comparison of {device.name} with the CPU: there is not enough memory"
+        message = f"{device.name} is not compared with the CPU: not enough memory"
         emit(WarningMessage(message, remedy="lower --batch-size, or use --no-check-device"))
         return
     message = f"{device.name} differs from the CPU after step {step:,}: {failures[0]}"
@@ -115,7 +115,7 @@ def compare_with_cpu(
     """Compare logits of random examples, gradients of the last batch, and a step with the CPU's.
 
     A shape is a batch's number of examples and padded length. The model is left in evaluation mode.
-    Weights, the optimizer and random states stay as they are.
+    Weights, optimizer and random states don't change.
     """
     model = trainer.model
     loss_scale = max(1.0, trainer.scaler.get_scale() / _LOSS_SCALE_MARGIN)
@@ -146,7 +146,7 @@ def compare_with_cpu(
 def _pick_batches(
     examples: Examples, shapes: Shapes, device: Device, seed: int
 ) -> dict[str, MicroBatch]:
-    """Return micro-batches of random examples on a device, the same on each."""
+    """Draw micro-batches of random examples on a device, the same for each device."""
     random, batches = np.random.default_rng(seed), {}
     for count, length in shapes:
         fitting = np.flatnonzero(examples.lengths <= length)
@@ -163,15 +163,15 @@ def _compute(
     loss_of: Callable[[torch.Tensor, MicroBatch], torch.Tensor],
     loss_scale: float = 1.0,
 ) -> Results:
-    """Return logits of all batches, and the gradients of the last, on the CPU."""
+    """Compute the logits of all batches and the gradients of the last batch, on the CPU."""
     results: Results = {}
     for number, (shape, batch) in enumerate(batches.items(), start=1):
-        # Attention without gradients has kernels of its own.
+        # Attention without gradients uses different kernels.
         with torch.set_grad_enabled(number == len(batches)):
             logits = forward(batch.inputs).float()
         results["logits", shape] = logits.detach().cpu()
     loss = loss_of(logits, batch)
-    # The gradient of a learned example is only rounding noise, so add one of the logits.
+    # The gradient of a learned example is only rounding noise, so add a gradient of the logits.
     signs = 1 - 2 * (torch.arange(logits.numel(), device=logits.device) % 2)
     signed_mean = (logits * signs.reshape(logits.shape)).sum() / len(logits)
     scaled = (loss + signed_mean) * loss_scale
@@ -243,7 +243,7 @@ def _mean_size(tensors: Sequence[torch.Tensor]) -> float:
 
 
 def _worst_example_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the error of the worst example of [examples, values], relative to the mean example."""
+    """Return the error of the worst example in [examples, values], relative to the mean example."""
     mean_norm = expected.norm(dim=-1).square().mean().sqrt().item()
     return _ratio((actual - expected).norm(dim=-1).max().item(), mean_norm)
 
@@ -254,7 +254,7 @@ def _ratio(distance: float, size: float) -> float:
 
 
 def prepare_feature_check(layers: FrozenLayers, examples: Examples) -> Callable[[Examples], None]:
-    """Compute features of a few examples on the CPU; return a check of those that are stored."""
+    """Compute features of a few examples on the CPU. Return a check of the stored features."""
     quick = np.flatnonzero(examples.lengths <= max(_MAX_LENGTH, examples.lengths.min()))
     indices = np.random.default_rng(0).permutation(quick)[:_MAX_EXAMPLES]
     padded_length = int(examples.lengths[indices].max())
@@ -265,7 +265,7 @@ def prepare_feature_check(layers: FrozenLayers, examples: Examples) -> Callable[
     def check(stored: Examples) -> None:
         actual = stored.inputs_of(indices, padded_length)["inputs_embeds"]
         error = _worst_example_error(actual.flatten(1), features.flatten(1))
-        # The tolerance of gradients: single vectors are rounded more than the logits of a text.
+        # The tolerance for gradients, because single vectors are rounded more than logits.
         tolerance = _TOLERANCES[layers.precision]["gradients"]
         if not error <= tolerance:
             raise FinetuneError(
@@ -279,7 +279,7 @@ def prepare_feature_check(layers: FrozenLayers, examples: Examples) -> Callable[
 
 
 def check_losses(losses: Sequence[float], batches: Sequence[Batch], *, last_step: int) -> None:
-    """Raise ``LossNotFiniteError`` with step and examples of the first loss that isn't finite."""
+    """Raise ``LossNotFiniteError`` with step and examples of the first NaN or infinite loss."""
     for index, (loss, batch) in enumerate(zip(losses, batches, strict=True)):
         if not math.isfinite(loss):
             raise LossNotFiniteError(
@@ -290,7 +290,7 @@ def check_losses(losses: Sequence[float], batches: Sequence[Batch], *, last_step
 
 
 def check_parameters_finite(parameters: Mapping[str, nn.Parameter], *, step: int) -> None:
-    """Reject a model that a step broke; the loss would show it only one step later."""
+    """Reject NaN or infinite parameters, which the loss would reveal only one step later."""
     if not total_norm(parameter.detach() for parameter in parameters.values()).isfinite():
         raise LossNotFiniteError(
             f"parameters are NaN or infinite after step {step}",

@@ -1,4 +1,4 @@
-"""Handles signals that end a run, after the current step is finished and saved."""
+"""Handles signals that end a run after the current step is finished and saved."""
 
 import os
 import signal
@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-# From Ctrl-C, from a job scheduler before it kills, and from a closing terminal.
+# From Ctrl-C, from a job scheduler before it kills the process, and from a closing terminal.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# Active requests, the innermost last.
+# Active requests, innermost last.
 _requests: list["StopRequest"] = []
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal ended the work; the message says how far it got."""
+    """Raised when a signal ends the work. The message reports the progress."""
 
     def __init__(self, number: int, message: str = "stopped") -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def signal_of(interruption: BaseException) -> int:
-    """Return the signal that ended the work; SIGINT for ``KeyboardInterrupt``."""
+    """Return the signal that ended the work. It is SIGINT for ``KeyboardInterrupt``."""
     return interruption.number if isinstance(interruption, Stopped) else signal.SIGINT
 
 
@@ -39,12 +39,12 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signal(*, at_once: bool = False, apart_seconds: float = 0.0) -> Iterator[StopRequest]:
-    """Yield a request that the first signal sets; a second signal raises ``Stopped``.
+    """Yield a request that the first signal sets. A second signal raises ``Stopped``.
 
-    Copies of the first signal don't count. With ``at_once``, the first signal also raises. The
+    Copies of the first signal are ignored. With ``at_once``, the first signal also raises. The
     request keeps its number, because a library may turn the exception into an ``ImportError``.
     """
-    # If an exception was ignored, such as in a destructor, the signal of the outer request counts.
+    # If an exception was ignored, such as in a destructor, use the signal of the outer request.
     request = StopRequest(_requests[-1].number if _requests else None)
     first_at = 0.0
 
@@ -52,7 +52,7 @@ def stop_on_signal(*, at_once: bool = False, apart_seconds: float = 0.0) -> Iter
         nonlocal first_at
         spec = getattr(sys.modules.get("torch"), "__spec__", None)
         if at_once and getattr(spec, "_initializing", False):
-            # While torch is imported, an exception may pass through C++, which aborts the process.
+            # While torch is imported, an exception can pass through C++, which aborts the process.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         is_first = request.number is None

@@ -1,4 +1,4 @@
-"""Fit a linear head on features. The loss is convex, so its only minimum is found in seconds.
+"""Fits linear heads on features. The loss is convex, so its only minimum is found in seconds.
 
 Features are centered and scaled to unit norm on average. This affects only the meaning of
 ``inverse_regularization``, which is ``C`` in scikit-learn.
@@ -8,8 +8,8 @@ scikit-learn takes 0.5 to 1.1 times as long for single-label heads, but 2.5 to 3
 multi-label heads and 4.4 to 5.1 times for soft labels. Its import adds 10% to a run on stored
 features (docs/measurements.md#own-code-and-scikit-learn).
 
-After contrastive training, the labels of rows spread over similar unlabeled texts: texts are linked
-with their nearest neighbors, and each class flows along the links (Zhou et al. 2004, "Learning with
+After contrastive training, labels are propagated to similar unlabeled texts: texts are linked
+to their nearest neighbors, and each class flows along the links (Zhou et al. 2004, "Learning with
 Local and Global Consistency"). Without contrastive training, it costs TREC nine points
 (docs/measurements.md#few-labels).
 """
@@ -30,15 +30,15 @@ from finetune.data.dataset import find_folds
 
 # The best value for TREC lies in this range, with 6 or 50 classes and 5 to 900 rows per class.
 INVERSE_REGULARIZATIONS = (1.0, 10.0, 100.0)
-# The best value on features of an encoder that was trained on the same rows.
+# The best value for features of an encoder that was trained on the same rows.
 DEFAULT_INVERSE_REGULARIZATION = 10.0
 FOLDS = 5
 # Multiplications in one pass over the rows. Above the first limit, cross-validation uses a sample.
-# Above the second, even the smallest sample that folds need is too slow: the default is used.
+# Above the second, even the smallest sample for folds is too slow, so the default is used.
 MAX_WORK, MAX_FOLD_WORK = 2e7, 2e8
-# Less work than this is faster in one thread, much faster if other programs use the cores.
+# Less work than this is faster in one thread, especially if other programs use the cores.
 MIN_THREADED_WORK = 1e7
-# A fit ends at this gradient norm of the penalized mean loss. Cross-validation ends earlier.
+# A fit stops at this gradient norm of the penalized mean loss. Cross-validation stops earlier.
 FITTED_GRADIENT, TRIED_GRADIENT = 1e-5, 5e-4
 MAX_ITERATIONS = 1_000
 # Larger feature arrays are fitted in fp32.
@@ -47,17 +47,17 @@ MAX_DOUBLES = 5e7
 
 @dataclass(frozen=True)
 class LabeledFeatures:
-    """Rows to fit a head on, with the loss of each from logits [rows, outputs] and labels."""
+    """Rows to fit a head on, with a function for the loss of each row from logits and labels."""
 
     features: NDArray[np.float32]  # [rows, hidden]
     labels: NDArray[Any]  # [rows, ...]
     weights: NDArray[np.float32]  # weight of each row in the loss
     losses: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     outputs: int
-    strata: NDArray[np.int64]  # of the folds, such as the class of each row
+    strata: NDArray[np.int64]  # for the folds, such as the class of each row
 
     def select(self, rows: NDArray[np.int64]) -> "LabeledFeatures":
-        """Return some of the rows."""
+        """Return a subset of the rows."""
         arrays = ("features", "labels", "weights", "strata")
         return replace(self, **{name: getattr(self, name)[rows] for name in arrays})
 
@@ -71,7 +71,7 @@ class LinearHead:
     loss: float
 
     def logits(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logits of features: float32 of shape [rows, outputs]."""
+        """Compute the logits of features: float32 of shape [rows, outputs]."""
         return np.asarray(features @ self.weight.T + self.bias, np.float32)
 
     @torch.no_grad()
@@ -93,7 +93,7 @@ def fit_linear_head(
 
     ``start`` must have been fitted on the same rows, so that no other labels leak in.
     """
-    # In place, since a copy of a large table's features may take gigabytes.
+    # In place, because a copy of a large table's features can take gigabytes.
     is_exact = max_gradient <= FITTED_GRADIENT and rows.features.size <= MAX_DOUBLES
     dtype = torch.float64 if is_exact else torch.float32
     features = torch.tensor(rows.features, dtype=dtype)
@@ -135,9 +135,9 @@ def fit_linear_head(
 def choose_inverse_regularization(
     rows: LabeledFeatures, *, seed: int
 ) -> tuple[float, NDArray[np.float32] | None]:
-    """Return the value with the lowest cross-validated loss, or the default for many classes.
+    """Choose the value with the lowest cross-validated loss, or the default for many classes.
 
-    The second item is the cross-validated logits, or None if only a sample of rows was used.
+    Also return the cross-validated logits, or None if only a sample of rows was used.
     """
     work = rows.features.size * rows.outputs
     if min(work, FOLDS * rows.outputs**2 * rows.features.shape[1]) > MAX_FOLD_WORK:
@@ -165,13 +165,13 @@ def cross_validate(
     folds: int = FOLDS,
     groups: NDArray[np.int64] | None = None,
 ) -> dict[float, NDArray[np.float32]]:
-    """Return the logits of each row from a head fitted without that row: [rows, outputs].
+    """Compute the logits of each row from a head fitted without that row: [rows, outputs].
 
     Keys are the candidates for ``inverse_regularization``. Rows of one group, [rows], share a fold.
     """
     shape = (len(rows.labels), rows.outputs)
     logits = {candidate: np.empty(shape, np.float32) for candidate in candidates}
-    # With many classes, each has a small gradient even before anything is fitted.
+    # With many classes, gradients are small even before anything is fitted.
     max_gradient = min(TRIED_GRADIENT, 0.02 / rows.outputs)
     groups = np.arange(len(rows.labels)) if groups is None else groups
     folds = min(folds, len(np.unique(groups)))
@@ -189,28 +189,28 @@ def cross_validate(
 # With fewer fitting names, names are codes, or mean nothing to the encoder. If exactly half of the
 # names fit, they help (docs/measurements.md#few-labels).
 MIN_FITTING_NAMES = 0.5
-# More texts are sampled. 2,000 give most of the gain.
+# Larger sets of texts are sampled. 2,000 texts give most of the gain.
 MAX_TEXTS = 5_000
 NEIGHBORS = 10
-# Similarities of 0.03 below the highest count a factor of e less. With 0.1, TREC loses 0.3 points
-# with 6 classes and 1.5 with 40.
+# Softmax temperature: a similarity 0.03 below the maximum gets 1/e of the weight. With 0.1, TREC
+# loses 0.3 points with 6 classes and 1.5 with 40.
 TEMPERATURE = 0.03
 # Weight of the neighbors of a text in each round; the rest is the weight of labeled rows.
 FROM_NEIGHBORS, ROUNDS = 0.8, 20
-# All unlabeled texts together count at most this many times as much as the rows.
+# All unlabeled texts together weigh at most this many times as much as the rows.
 MAX_WEIGHT, WEIGHT_PER_TEXT = 3.0, 0.25
-# More classes than this lose a little by the shift of the bias, and fewer gain.
+# Shifting the bias helps up to this many classes and slightly hurts beyond.
 MAX_CLASSES_TO_SHIFT = 20
-# Texts of each class that are added when class shares are estimated.
+# Pseudo-texts per class, added when class shares are estimated.
 PSEUDO_TEXTS, SHARE_ROUNDS = 50, 100
 # On TREC with 5 to 20 rows per class, 0.95 is as good, and 0.8 costs half a point.
 MEAN_CONFIDENCE = 0.9
-# Rows of the similarity matrix that are in memory at a time.
+# Rows of the similarity matrix in memory at a time.
 BLOCK_ROWS = 1_024
 
 
 def normalize(features: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return features [texts, hidden] scaled to unit norm."""
+    """Scale features [texts, hidden] to unit norm."""
     norms = np.linalg.norm(features, axis=1, keepdims=True)
     return np.asarray(features / np.maximum(norms, np.finfo(np.float32).tiny), np.float32)
 
@@ -218,9 +218,9 @@ def normalize(features: NDArray[np.float32]) -> NDArray[np.float32]:
 def mean_by_class(
     features: NDArray[np.float32], is_class: NDArray[np.bool_]
 ) -> NDArray[np.float32]:
-    """Return the mean of the features of each class, of unit norm: [classes, hidden].
+    """Return the unit-norm mean feature of each class: [classes, hidden].
 
-    Features are [rows, hidden]; ``is_class`` is [rows, classes], with a row for each class.
+    Features are [rows, hidden]. ``is_class`` is [rows, classes], with at least one row per class.
     """
     marks = is_class.astype(np.float32)
     return normalize(marks.T @ normalize(features) / marks.sum(axis=0)[:, None])
@@ -229,9 +229,9 @@ def mean_by_class(
 def names_fit(
     names: NDArray[np.float32], rows: NDArray[np.float32], is_label: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Return for each class with rows whether its name is most similar to the mean of its rows.
+    """Return, for each class with rows, whether its name is most similar to the mean of its rows.
 
-    Features of the frozen encoder are [classes, hidden] and [rows, hidden]; ``is_label`` is
+    Frozen-encoder features are [classes, hidden] and [rows, hidden]. ``is_label`` is
     [rows, classes].
     """
     known = np.flatnonzero(is_label.any(axis=0))
@@ -242,9 +242,9 @@ def names_fit(
 
 
 def spread_labels(rows: LabeledFeatures, texts: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the probability of each class for unlabeled texts: float32 [texts, classes].
+    """Propagate labels to unlabeled texts. Return class probabilities: float32 [texts, classes].
 
-    Their features are float32 [texts, hidden], and the labels of the rows are class numbers.
+    Text features are float32 [texts, hidden], and row labels are class numbers.
     """
     # LabelSpreading of scikit-learn takes 1.4 times as long. Its labels cost the head 0.3 points of
     # accuracy with 6 classes of TREC, and 1.6 with 50
@@ -256,7 +256,7 @@ def spread_labels(rows: LabeledFeatures, texts: NDArray[np.float32]) -> NDArray[
     spread = labels
     for _ in range(ROUNDS):
         spread = FROM_NEIGHBORS * (links @ spread) + (1 - FROM_NEIGHBORS) * labels
-    # Squaring sharpens the shares. A text that no label has reached belongs to no class more than
+    # Squaring sharpens the shares. A text that no label reached belongs to no class more than
     # to any other.
     squares = (spread[count:] / spread.max()) ** 2 + np.float32(1e-30)
     return np.asarray(squares / squares.sum(axis=1, keepdims=True), np.float32)
@@ -284,7 +284,7 @@ def _link_neighbors(features: NDArray[np.float32]) -> csr_array:
 
 
 def fit_with_texts(rows: LabeledFeatures, texts: NDArray[np.float32]) -> LinearHead:
-    """Fit a linear head on rows and on the features of unlabeled texts, float32 [texts, hidden]."""
+    """Fit a linear head on rows and on unlabeled text features, float32 [texts, hidden]."""
     soft_labels = spread_labels(rows, texts)
     weight = min(MAX_WEIGHT, WEIGHT_PER_TEXT * len(texts) / len(rows.labels))
     weight_of_text = weight * rows.weights.sum() / len(texts)
@@ -295,7 +295,7 @@ def fit_with_texts(rows: LabeledFeatures, texts: NDArray[np.float32]) -> LinearH
         weights=np.concatenate([rows.weights, np.full(len(texts), weight_of_text, np.float32)]),
         losses=lambda logits, labels: -(labels.to(logits) * logits.log_softmax(1)).sum(1),
     )
-    # The penalty stays the same as without texts.
+    # Keep the penalty the same as without texts.
     share = len(rows.labels) * (1 + weight) / len(together.labels)
     inverse = DEFAULT_INVERSE_REGULARIZATION * share
     head = fit_linear_head(together, inverse_regularization=inverse, max_gradient=TRIED_GRADIENT)
@@ -305,7 +305,7 @@ def fit_with_texts(rows: LabeledFeatures, texts: NDArray[np.float32]) -> LinearH
 
 
 def shift_bias(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return what to add to the bias, so that it expects the class shares of unlabeled texts.
+    """Return a bias correction that matches the class distribution of the unlabeled texts.
 
     The shares are estimated by expectation maximization (Saerens et al. 2002) from the logits of
     the texts, [texts, classes], sharpened or softened to a mean confidence that suits few labels.

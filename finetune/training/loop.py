@@ -1,4 +1,4 @@
-"""The steps of a run: reports, validations, checkpoints, checks, and what ends it."""
+"""The training loop: steps, reports, validations, checkpoints, checks and stopping."""
 
 import sys
 import time
@@ -29,12 +29,12 @@ _COPIES_SECONDS = 1.0
 
 @dataclass
 class Progress:
-    """The progress of a run; ``seconds`` includes validation and saving.
+    """The progress of a run. ``seconds`` includes validation and saving.
 
-    ``unlabeled`` has the number of unlabeled texts that a head was fitted on, and the fraction of
-    test rows that a head without them predicts differently.
-    ``misfits`` are the classes of a run without labels whose names don't resemble their texts.
-    ``validations_since_best`` counts validations in a row that improved neither score nor loss.
+    ``unlabeled`` contains the number of unlabeled texts that a head was fitted on, and the fraction
+    of test rows that a head without them predicts differently. ``misfits`` are the classes of a run
+    without labels whose names don't resemble their texts. ``validations_since_best`` counts
+    validations in a row that improved neither score nor loss.
     """
 
     steps: int = 0
@@ -50,8 +50,8 @@ class Progress:
     misfits: list[str] = field(default_factory=list)
 
     def note_validation(self, *, score: float, loss: float) -> bool:
-        """Return whether a validation has the best score so far, or an equal one and less loss."""
-        # On few examples, the accuracy can stand still while the loss still falls.
+        """Record a validation. Return whether its score is the best, or equal with a lower loss."""
+        # With few examples, accuracy can plateau while the loss still falls.
         is_best = self.best_score is None or (score, -loss) > (self.best_score, -self.best_loss)
         is_lowest = self.lowest_loss is None or loss < self.lowest_loss
         if is_best:
@@ -89,11 +89,11 @@ class TrainingLoop(Trainer):
 
     @cached_property
     def progress(self) -> Progress:
-        """How far the run is."""
+        """The progress of the run."""
         return Progress()
 
     def train(self) -> None:
-        """Train from the current progress to the end; a signal raises ``Stopped``."""
+        """Train from the current progress to the end. A signal raises ``Stopped``."""
         plan = self.plan
         copies_seconds = _COPIES_SECONDS * (distributed.world_size() > 1)
         with (
@@ -121,7 +121,7 @@ class TrainingLoop(Trainer):
         self.has_trained = self.is_over
 
     def _train_epochs(self) -> None:
-        """Train epoch by epoch; after each, validate and save."""
+        """Train epoch by epoch, and validate and save after each epoch."""
         plan, progress = self.plan, self.progress
         self._has_warned = False
         self._budget_bytes = self.device.memory.budget_bytes(None)
@@ -136,7 +136,7 @@ class TrainingLoop(Trainer):
                 if self.fitter and progress.steps == plan.total_steps:
                     self.fitter.finish()
                 self.validate()
-            distributed.barrier()  # the main process may take its time to keep the best model
+            distributed.barrier()  # saving the best model can take the main process a while
             stops = self._should_stop()
             if self.is_over and not stops:
                 # The finished run replaces the last checkpoint.
@@ -157,7 +157,7 @@ class TrainingLoop(Trainer):
                 emit(events.Info(f"{stopped}; kept epoch {epoch:.3g}"))
 
     def _train_epoch(self) -> None:
-        """Take the remaining steps of an epoch, or stop at a signal."""
+        """Take the remaining steps of an epoch, or stop on a signal."""
         plan, progress, train = self.plan, self.progress, self.examples["train"]
         epoch, steps_done = divmod(progress.steps, plan.steps_per_epoch)
         batches: Sequence[Batch] = plan.batches(train, epoch=epoch)
@@ -165,7 +165,7 @@ class TrainingLoop(Trainer):
             batches = longest_first(batches)
         batches = batches[steps_done:][: plan.total_steps - progress.steps]
         set_training(self.model)
-        # Losses stay on the device until a report: only reports wait for the device.
+        # Keep losses on the device until a report, so that only reports wait for the device.
         self._unreported: list[tuple[Batch, torch.Tensor]] = []
         self._reported_at = time.perf_counter()
         for batch, cut in move_batches(train, batches, device=self.device):
@@ -177,7 +177,7 @@ class TrainingLoop(Trainer):
                 self._report()
             if self._should_stop():
                 break
-            # After the last step of an epoch the validation comes first.
+            # After the last step of an epoch, validate first.
             if not self._is_epoch_over and self._is_save_due():
                 self._report()
                 self.save()
@@ -185,20 +185,20 @@ class TrainingLoop(Trainer):
         self._report()
 
     def _fit_head_only(self, fitter: HeadFitter) -> None:
-        """Take the only step of a run without steps: fit its linear head."""
+        """Fit the linear head. There are no gradient steps."""
         self.progress.loss_sum += fitter.finish()
         self.progress.steps += 1
         self.progress.examples += len(self.examples["train"].labels)
         self._check_device()
         self.validate()
-        # A head is written quickly, and a killed run has no other checkpoint to continue from.
+        # A head is small, and a killed run has no other checkpoint to resume from.
         if self.plan.save_strategy != "no":
             self.save()
 
     def validate(self) -> None:
-        """Score the model on the validation split, and keep it if it is the best so far.
+        """Evaluate the model on the validation split, and keep it if it is the best so far.
 
-        Without a validation split the last model is kept.
+        Without a validation split, keep the last model.
         """
         plan, progress = self.plan, self.progress
         if "validation" not in self.examples:
@@ -216,13 +216,13 @@ class TrainingLoop(Trainer):
         emit(events.Validation(progress.steps, epoch, scores.metrics, is_best))
 
     def predict(self, split: str) -> tuple[NDArray[np.float32], Labels]:
-        """Return logits and labels of a split."""
+        """Return the logits and labels of a split."""
         examples = self.examples[split]
         logits = self.predictor.logits(examples, padded_lengths=self.plan.padded_lengths)
         return logits, examples.labels
 
     def save(self) -> None:
-        """Write a checkpoint, unless a step has broken the model."""
+        """Write a checkpoint, unless parameters are NaN or infinite."""
         self._check_parameters()
         self._count_seconds()
         self.checkpoints.save(self)
@@ -230,7 +230,7 @@ class TrainingLoop(Trainer):
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps are taken, or validations have stopped improving."""
+        """Whether all steps are taken or validations stopped improving."""
         patience: int = self.plan.early_stopping_patience
         has_stopped_improving = 0 < patience <= self.progress.validations_since_best
         return self.progress.steps >= self.plan.total_steps or has_stopped_improving
@@ -244,19 +244,19 @@ class TrainingLoop(Trainer):
         plan, steps = self.plan, self.progress.steps
         if plan.save_strategy == "steps":
             return bool(steps % plan.save_steps == 0)
-        # Only at a report, so that the rows of the journal do not depend on time.
+        # Only at a report, so that the journal doesn't depend on time.
         is_reported = self._is_epoch_over or steps % plan.logging_steps == 0
         is_timed = plan.save_strategy == "time" and is_reported
         return is_timed and distributed.any_rank(self.checkpoints.is_due())
 
     def _should_stop(self) -> bool:
-        """Return whether a signal reached any rank; all ranks call this at the same points."""
+        """Return whether any rank received a signal. All ranks call this at the same points."""
         signal = self._request.number or 0
         self._stop_signal = distributed.all_reduce_max(signal, seconds=distributed.SECONDS_LATE)
         return self._stop_signal > 0
 
     def _report(self) -> None:
-        """Check and report the steps since the last report, if there are any."""
+        """Check and report the steps since the last report, if any."""
         if not self._unreported:
             return
         batches, tensors = zip(*self._unreported, strict=True)
@@ -288,7 +288,7 @@ class TrainingLoop(Trainer):
             reason = "texts have different numbers of windows"
         if reason is not None and not self._has_warned:
             self._has_warned = True
-            message = f"steps run without CUDA graphs and are slower, because {reason}"
+            message = f"steps run without CUDA graphs, which is slower, because {reason}"
             emit(events.WarningMessage(message))
 
     def _count_seconds(self) -> None:

@@ -1,7 +1,7 @@
-"""Gradient accumulation: effective batches, cut into micro-batches that fit the device.
+"""Gradient accumulation: effective batches, split into micro-batches that fit on the device.
 
 Each loss is weighted relative to the whole effective batch. So the gradients of the micro-batches
-add up to the gradient of the effective batch, however it is cut.
+add up to the gradient of the effective batch, however it is split.
 """
 
 import math
@@ -22,7 +22,7 @@ from finetune.tokenization.examples import Batch, Examples, Inputs, fill_batch
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Examples for one forward and backward, on the device.
+    """Examples for one forward and backward pass, on the device.
 
     Labels have shape [examples, ...]. The loss weights, float32 of shape [examples], add up to 1
     over all micro-batches of a step. If the examples have windows, the rows of ``inputs`` are
@@ -38,18 +38,18 @@ class MicroBatch:
     members: torch.Tensor | None = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return all tensors by name, as ``from_tensors`` takes them."""
+        """Return all tensors by name, for ``from_tensors``."""
         return {**self.inputs, "labels": self.labels, "loss_weights": self.loss_weights}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> "MicroBatch":
-        """Return the micro-batch that has these ``tensors``."""
+        """Create a micro-batch from ``tensors``."""
         inputs = dict(tensors)
         labels, loss_weights = inputs.pop("labels"), inputs.pop("loss_weights")
         return cls(inputs, labels, loss_weights)
 
     def slices(self) -> Iterator[Inputs]:
-        """Yield the model's inputs, as one batch or in parts."""
+        """Yield the model inputs, as one batch or in parts."""
         if not self.parts:
             yield self.inputs
         start = 0
@@ -62,13 +62,13 @@ class MicroBatch:
             start += examples
 
     def aggregate(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits of the examples; with windows, their means, both fp32."""
+        """Return the logits of the examples or, with windows, their means, in fp32."""
         if self.members is None:
             return logits
         return (self.members / self.members.sum(1, keepdim=True)) @ logits
 
     def select(self, rows: slice) -> "MicroBatch":
-        """Return some of the examples, as views."""
+        """Return a slice of the examples, as views."""
         inputs = {name: tensor[rows] for name, tensor in self.inputs.items()}
         labels = self.labels[rows]
         parts = self.parts if len(labels) == len(self.labels) else ()
@@ -78,7 +78,7 @@ class MicroBatch:
 def move_batches(
     examples: Examples, batches: Sequence[Batch], *, device: Device
 ) -> Iterator[tuple[Batch, Callable[[int], Iterator[MicroBatch]]]]:
-    """Yield each effective batch with a function that cuts the share of this process.
+    """Yield each effective batch with a function that splits this process's share.
 
     The function takes a batch size, in examples or windows, and moves micro-batches to the device.
     """
@@ -89,7 +89,7 @@ def move_batches(
     tokens = [len(batch.indices) * batch.padded_length for batch in batches]
     for group in _group(tokens, limit=device.prefetch_tokens):
         together = [batches[number] for number in group]
-        # The batch size changes only after memory ran out.
+        # The batch size changes only after running out of memory.
         moved = lru_cache(maxsize=1)(partial(_move_together, examples, together, device))
         for position, batch in enumerate(together):
             yield batch, partial(_cut, moved, position, device.shapes.min_examples)
@@ -129,7 +129,7 @@ def _group(sizes: Sequence[int], *, limit: int) -> Iterator[list[int]]:
 def _move_together(
     examples: Examples, batches: Sequence[Batch], device: Device, batch_size: int
 ) -> list[MicroBatch]:
-    """Copy batches of equal padded length together, because each copy is a kernel launch."""
+    """Copy batches of equal padded length at once, because each copy is a kernel launch."""
     by_length = defaultdict[int, list[int]](list)
     for position, batch in enumerate(batches):
         by_length[batch.padded_length].append(position)
@@ -153,9 +153,9 @@ def _move_together(
 def _weigh(
     examples: Examples, indices: NDArray[np.int64], *, multiple: int = 1
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return the examples of this process in an effective batch, and their loss weights.
+    """Return this process's examples in an effective batch, and their loss weights.
 
-    Examples of weight zero fill them up to a multiple. A process without examples, at the end of an
+    Examples of weight zero pad them to a multiple. A process without examples, at the end of an
     epoch, gets an example of weight zero, because it must compute gradients.
     """
     weights = examples.weights[indices]
@@ -189,11 +189,11 @@ def _move(
 def _cut_windows(
     examples: Examples, batch: Batch, device: Device, batch_size: int
 ) -> Iterator[MicroBatch]:
-    """Yield micro-batches of whole examples, whose forwards take at most ``batch_size`` windows."""
+    """Yield micro-batches of whole examples, with at most ``batch_size`` windows per forward."""
     assert examples.windows is not None
     batch_size = max(batch_size, device.shapes.min_examples)
     all_indices, all_weights = _weigh(examples, batch.indices)
-    # Texts with the most windows first, so that the groups are as full as possible.
+    # Texts with the most windows come first, to fill the groups as much as possible.
     order = np.argsort(-examples.windows.counts[all_indices], kind="stable")
     counts = examples.windows.counts[all_indices[order]].tolist()
     for group in _group(counts, limit=batch_size):

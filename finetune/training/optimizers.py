@@ -1,4 +1,4 @@
-"""AdamW, its state, its learning rate and its gradients."""
+"""AdamW, its state, learning rate and gradients."""
 
 from collections.abc import Iterable, Sequence, Set
 from itertools import product
@@ -12,16 +12,16 @@ from finetune.devices.base import Device
 from finetune.devices.private import copy_each
 from finetune.training.plan import Plan
 
-# Biases and norms have fewer values. They are most tensors of a model, but few of its values.
+# Biases and norms are smaller: most tensors of a model, but few of its values.
 _SMALL_NUMBERS = 2**16
 
 
 def build_optimizer(
     model: nn.Module, plan: Plan, *, head: Set[str], device: Device
 ) -> torch.optim.AdamW:
-    """Return AdamW over the parameters that require gradients.
+    """Build AdamW over the parameters that require gradients.
 
-    Biases and norms have no weight decay. Parameters of the head have their own learning rate.
+    Biases and norms have no weight decay. Head parameters have their own learning rate.
     """
     groups: list[dict[str, Any]] = []
     for is_head, is_matrix in product((False, True), (True, False)):
@@ -38,7 +38,7 @@ def build_optimizer(
         multiplier = plan.head_lr_multiplier if is_head else 1.0
         group = {"params": parameters, "weight_decay": decay, "lr_multiplier": multiplier}
         if device.captures:
-            # A captured step reads the learning rate again each time.
+            # A captured step rereads the learning rate each time.
             group["lr"] = torch.zeros((), device=device.torch_device)
         groups.append(group)
     return torch.optim.AdamW(groups, fused=True, capturable=device.captures)
@@ -50,9 +50,9 @@ def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give an optimizer the state that its first step would create, if it is missing.
+    """Create the optimizer state that the first step would create, if it is missing.
 
-    A parameter has all of its state or none, wherever memory runs out.
+    If memory runs out, each parameter has either all of its state or none.
     """
     for parameter in trained_by(optimizer):
         if parameter not in optimizer.state:
@@ -64,7 +64,7 @@ def make_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rates of the encoder and, with its multiplier, of the head."""
+    """Set the learning rates of the encoder and, scaled by its multiplier, of the head."""
     for group in optimizer.param_groups:
         group_rate = rate * group["lr_multiplier"]
         if isinstance(group["lr"], torch.Tensor):
@@ -82,7 +82,7 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, *, device:
     """Clip gradients to a norm, if possible within the kernel of the optimizer."""
     norm = total_norm(gradients_of(optimizer))
     if device.fused_adamw_scales_gradients:
-        # The fused kernel divides gradients by this value, as by the scale of a GradScaler.
+        # The fused kernel divides gradients by this value, like by a GradScaler's scale.
         optimizer.grad_scale = (norm / max_norm).clamp(min=1)  # type: ignore[attr-defined]
     else:
         clip_grads_with_norm_(trained_by(optimizer), max_norm, norm)
@@ -91,7 +91,7 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, *, device:
 def total_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the 2-norm of all tensors as one vector: a scalar on their device, not yet read.
 
-    Small tensors are joined first: MPS needs an operation for the norm of each tensor.
+    Concatenate small tensors first, because MPS needs one operation per tensor norm.
     """
     small: list[torch.Tensor] = []
     large: list[torch.Tensor] = []
@@ -102,7 +102,7 @@ def total_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def flatten(tensors: list[torch.Tensor], *, dtype: torch.dtype) -> torch.Tensor:
-    """Return a copy of all tensors end to end, of shape [values], for one all-reduce."""
+    """Concatenate copies of all tensors, of shape [values], for a single all-reduce."""
     flat = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors), dtype=dtype)
     copy_each(_views(flat, tensors), tensors)
     return flat

@@ -1,8 +1,8 @@
-"""The plan of a training: its method, steps, batches and learning rate.
+"""The training plan: method, steps, batches and learning rate.
 
-In supervised contrastive training (Khosla et al. 2020, arXiv:2004.11362), texts of one class are
-drawn together, others pushed apart. The encoder is then interpolated with the pretrained one
-(Wortsman et al. 2022, arXiv:2109.01903), and a linear head is fitted on its features.
+In supervised contrastive training (Khosla et al. 2020, arXiv:2004.11362), texts of the same class
+are pulled together, others pushed apart. The encoder is then interpolated with the pretrained
+encoder (Wortsman et al. 2022, arXiv:2109.01903), and a linear head is fitted on its features.
 """
 
 import math
@@ -24,11 +24,11 @@ from finetune.tokenization.examples import Batch, Examples, plan_epoch
 
 @dataclass(frozen=True)
 class TrainingMethod:
-    """The replacement of plain fine-tuning, and its reason.
+    """What replaces plain fine-tuning, and the reason.
 
     ``is_contrastive``: the encoder is trained with a contrastive loss. ``fits_head``: a linear head
-    is fitted after contrastive training, or on the features of the frozen encoder.
-    ``uses_prototypes``: without labels, the head is made of class prototypes.
+    is fitted after contrastive training, or on frozen-encoder features.
+    ``uses_prototypes``: without labels, class prototypes form the head.
     """
 
     fits_head: bool = False
@@ -38,7 +38,7 @@ class TrainingMethod:
 
     @property
     def reads_texts(self) -> bool:
-        """Whether the head also depends on unlabeled texts and on names of classes."""
+        """Whether the head also depends on unlabeled texts and class names."""
         return self.is_contrastive or self.uses_prototypes
 
     @property
@@ -48,7 +48,7 @@ class TrainingMethod:
 
 
 class HeadFitter(Protocol):
-    """Fits a linear head, after contrastive training or instead of training steps."""
+    """Fits a linear head after contrastive training or instead of training steps."""
 
     def start(self) -> None:
         """Prepare the training steps."""
@@ -59,9 +59,9 @@ class HeadFitter(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """The complete configuration of a training, and the numbers that follow from it.
+    """All settings of a training run, and the numbers derived from them.
 
-    The options of ``config`` are attributes of the plan. The learning rate warms up linearly and
+    The options in ``config`` are attributes of the plan. The learning rate warms up linearly and
     decays linearly to zero. Padded lengths ascend. ``pads_batches``: repeated examples fill up a
     batch with too few. ``choices``: the options chosen by measurement, with reasons.
 
@@ -92,12 +92,12 @@ class Plan:
 
     @property
     def warmup_steps(self) -> int:
-        """The steps until the learning rate is at its peak."""
+        """Steps until the learning rate reaches its peak."""
         fraction: float = self.warmup_fraction
         return math.ceil(fraction * self.total_steps)
 
     def rate_at(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0; never zero, so no step is wasted."""
+        """Return the learning rate of a step, counted from 0. It is never 0: no step is wasted."""
         peak: float = self.learning_rate
         if step < self.warmup_steps:
             return peak * (step + 1) / self.warmup_steps
@@ -128,11 +128,11 @@ class Plan:
         message += f", learning rate {self.learning_rate:g}, {real:.1%} non-padding tokens"
         patience = 0 if self.method.fits_head else self.early_stopping_patience
         if patience and "validation" in examples:
-            message += f"; it stops after {patience} validations without improvement"
+            message += f"; stops after {patience} validations without improvement"
         return message
 
     def real_token_fraction(self, examples: Examples) -> float:
-        """Return the fraction of the first epoch's tokens that are not padding."""
+        """Return the fraction of non-padding tokens in the first epoch."""
         tokens, padded_tokens = 0, 0
         filled_to = self.examples_per_step if self.pads_batches else 1
         for batch in self.batches(examples, epoch=0):
@@ -151,14 +151,14 @@ MIN_STEPS, MAX_STEPS = 50, 200
 PASSES = 2
 TEXTS_PER_STEP = 64
 CLASSES_PER_STEP = 16
-# Half of a random TREC batch is padding. In four parts by length, it is a sixth.
+# Half of a random TREC batch is padding. Split by length into four parts, it is a sixth.
 PARTS_PER_STEP = 4
 TEMPERATURE = 0.1
 
 
 @contextmanager
 def bypass_output_layer(model: nn.Module, output_layer: str) -> Iterator[None]:
-    """Make a classifier return the input of its output layer instead of logits."""
+    """Make a classifier return its output layer input instead of logits."""
     module = model.get_submodule(output_layer)
     module.forward = nn.Identity().forward
     try:
@@ -170,11 +170,11 @@ def bypass_output_layer(model: nn.Module, output_layer: str) -> Iterator[None]:
 def contrastive_losses(
     embeddings: torch.Tensor, labels: torch.Tensor, loss_weights: torch.Tensor
 ) -> torch.Tensor:
-    """Return the loss of each example, from embeddings [examples, hidden] and classes.
+    """Compute the loss of each example from embeddings [examples, hidden] and classes.
 
-    Examples of weight zero fill up the batch: no other example is drawn to them or pushed away.
+    Examples of weight zero are padding: other examples are neither pulled to them nor pushed away.
     """
-    # The mean is removed, because an activation may have shifted all values.
+    # Remove the mean, because an activation may have shifted all values.
     unit = functional.normalize(embeddings - embeddings.mean(dim=1, keepdim=True), dim=1)
     is_itself = torch.eye(len(unit), dtype=torch.bool, device=unit.device)
     is_left_out = is_itself | (loss_weights == 0)
@@ -197,10 +197,10 @@ def draw_texts(
     *,
     has_parts: bool,
 ) -> Batch:
-    """Return the batch of a step: a few texts of each of some classes.
+    """Draw the batch of a step: a few texts from each of several classes.
 
-    Classes are drawn evenly, whatever their number of rows. Rows of a class with too few come
-    twice, with other dropout. Texts are sorted by length and may go through the model in parts.
+    Classes are drawn evenly, regardless of their number of rows. Classes with too few rows repeat
+    rows, with different dropout. Texts are sorted by length and can go through the model in parts.
     Classes and padded lengths have the shape [rows].
     """
     names = np.unique(classes)
@@ -220,7 +220,7 @@ def draw_texts(
 def interpolate(
     model: nn.Module, pretrained: Mapping[str, torch.Tensor], *, frozen_accuracy: float
 ) -> None:
-    """Interpolate parameters towards their pretrained values.
+    """Interpolate parameters toward their pretrained values.
 
     Training harms features that already separate the classes well
     (docs/measurements.md#few-labels).

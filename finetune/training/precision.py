@@ -1,4 +1,4 @@
-"""``--precision auto``: bf16 if it is correct and fast on this machine, else fp32."""
+"""``--precision auto``: bf16 if it is correct and fast on this machine, otherwise fp32."""
 
 import platform
 import time
@@ -20,7 +20,7 @@ from finetune.errors import ConfigurationError
 from finetune.files import WRITTEN_BY, read_cache_json, write_cache_json
 from finetune.model.tensor_store import key_of
 
-# bf16 must be faster by this factor, because timings are not exact.
+# bf16 must be faster by this factor, because timings are noisy.
 _GAIN = 1.03
 _EXAMPLES, _TOKENS, _HEAD_SIZE = 8, 32, 64
 _MAX_SECONDS = 0.6
@@ -28,11 +28,11 @@ _NO_INSTRUCTIONS = "the CPU has no bf16 instructions"
 
 
 def choose_precision(device: Device, *, hidden_size: int, cache: Path) -> AutoTunedOption:
-    """Choose fp32 or bf16; timings are stored, so that the same PyTorch repeats its choice."""
+    """Choose fp32 or bf16. Store timings, so that the same PyTorch version repeats its choice."""
     if reason := why_not(device, "bf16"):
         return _choice("fp32", reason)
     if not device.times_bf16:
-        reason = "has passed the parity test" if device.has_silent_faults else "has instructions"
+        reason = "passed the parity test" if device.has_silent_faults else "has instructions"
         return _choice("bf16", f"{device.name} {reason} for it")
     file = cache / f"{_key(device, str(hidden_size))}.json"
     try:
@@ -53,7 +53,7 @@ def _choice(
 
 
 def why_not(device: Device, precision: str) -> str | None:
-    """Return why a trained model should not be used in a precision on this device."""
+    """Return a reason not to use a trained model in a precision on this device, or None."""
     if precision == "fp32":
         return None
     if precision not in device.precisions:
@@ -65,7 +65,7 @@ def why_not(device: Device, precision: str) -> str | None:
 
 
 def is_slow(device: Device, precision: str) -> bool:
-    """Whether a precision is about 100 times as slow as fp32, on a CPU without instructions."""
+    """Whether a precision is about 100 times slower than fp32, on a CPU without instructions."""
     return device.times_bf16 and precision == "bf16" and not host.bf16_instructions()
 
 
@@ -79,7 +79,7 @@ def check_speed(device: Device, precision: str) -> None:
 
 
 def _time_layer(device: Device, hidden_size: int) -> AutoTunedOption:
-    """Time forward and backward of an encoder layer, in less than a second."""
+    """Time the forward and backward pass of an encoder layer, in less than a second."""
     with torch.random.fork_rng(devices=()):
         heads = hidden_size // _HEAD_SIZE if hidden_size % _HEAD_SIZE == 0 else 1
         layer = nn.TransformerEncoderLayer(
@@ -92,7 +92,7 @@ def _time_layer(device: Device, hidden_size: int) -> AutoTunedOption:
             output = layer(features)
         output.float().sum().backward()
 
-    # The fastest time of each counts, because other programs use the CPU too.
+    # Use the fastest time of each, because other programs also use the CPU.
     fastest = {"fp32": float("inf"), "bf16": float("inf")}
     ends_at = time.monotonic() + _MAX_SECONDS
     while fastest["bf16"] == float("inf") or time.monotonic() < ends_at:
@@ -106,7 +106,7 @@ def _time_layer(device: Device, hidden_size: int) -> AutoTunedOption:
 
 
 def has_parity(device: Device, *, precision: str) -> bool:
-    """Return whether ``doctor --parity`` passed in a precision, for all compared models."""
+    """Return whether ``doctor --parity`` passed in a precision for all compared models."""
     return set(_read_parity(device, precision)[1].values()) == {True}
 
 

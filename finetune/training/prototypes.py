@@ -1,8 +1,8 @@
-"""Class prototypes: a linear head without labels, from names of classes and unlabeled texts.
+"""Class prototypes: a linear head without labels, from class names and unlabeled texts.
 
-Each class starts as the features of its name. The mean of the names differs from the mean of the
-texts, so each is centered on its own. Then, again and again, the texts are softly assigned to the
-most similar prototypes, which move towards their texts. No parameter of the encoder changes.
+Each class starts with the features of its name. The mean of the names differs from the mean of the
+texts, so names and texts are centered separately. Then, repeatedly, the texts are softly assigned
+to the most similar prototypes, which move towards their texts. No parameter of the encoder changes.
 """
 
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ FROM_NAME, LAST_FROM_NAME, TEXTS_PER_NAME, ROUNDS = 0.3, 0.5, 10, 20
 # the most similar name. In 42 cases of 18 tables, the mean calibration error (ECE) is 8.2%
 # (docs/measurements.md#no-labels).
 CONFIDENCE, TEMPERATURES = 0.9, (0.08, 0.5)
-# Below it are 74% of names that mean nothing, and 2 of 385 names of classes with a good F1.
+# 74% of meaningless names are below, and 2 of 385 names of classes with a good F1.
 MIN_SIMILARITY = 0.2
 
 
 @dataclass(frozen=True)
 class Prototypes:
-    """Unit vectors of classes, [classes, hidden], about the ``center`` of the texts, [hidden]."""
+    """Class unit vectors, [classes, hidden], around the ``center`` of the texts, [hidden]."""
 
     vectors: NDArray[np.float32]
     center: NDArray[np.float32]
@@ -50,7 +50,7 @@ class Prototypes:
     ) -> "Prototypes":
         """Fit prototypes to features of names, [classes, hidden], and texts, [texts, hidden].
 
-        ``labels`` are the class numbers of the first texts: [labeled texts]. A labeled text counts
+        ``labels`` are the class numbers of the first texts: [labeled texts]. A labeled text weighs
         as much as the name where its class starts, and always belongs to its class.
         """
         center = texts.mean(axis=0)

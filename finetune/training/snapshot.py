@@ -16,16 +16,16 @@ Tensors = dict[str, torch.Tensor]
 
 
 class StateUnusableError(Exception):
-    """A loaded state is invalid or belongs to another model."""
+    """A loaded state is invalid or belongs to a different model."""
 
 
 def trained_tensors(trainer: Trainer) -> Tensors:
-    """Return the parameters that train, by name; frozen ones need not be saved."""
+    """Return the trainable parameters by name. Frozen parameters need not be saved."""
     return {name: weight.detach() for name, weight in trainer.trained_parameters().items()}
 
 
 def load_trained_tensors(trainer: Trainer, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy saved parameters back in place; ``StateUnusableError`` if the names differ."""
+    """Copy saved parameters back in place. Raise ``StateUnusableError`` if the names differ."""
     parameters = trained_tensors(trainer)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     if shapes != {name: parameter.shape for name, parameter in parameters.items()}:
@@ -35,7 +35,7 @@ def load_trained_tensors(trainer: Trainer, tensors: Mapping[str, torch.Tensor]) 
 
 
 def capture_state(trainer: TrainingLoop) -> tuple[dict[str, Tensors], dict[str, Any]]:
-    """Return everything that the next step depends on, of all ranks: tensors and JSON values."""
+    """Return everything that the next step depends on, from all ranks: tensors and JSON values."""
     optimizer = {
         f"{index}.{name}": torch.as_tensor(value)
         for index, values in trainer.optimizer.state_dict()["state"].items()

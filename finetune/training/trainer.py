@@ -1,4 +1,4 @@
-"""A step of training: loss, gradients, and the change of the weights.
+"""A training step: loss, gradients and the weight update.
 
 The part of a step that needs memory comes first and changes only gradients. If memory runs out, it
 is repeated with the same random numbers in smaller micro-batches, and gives the same gradients.
@@ -30,8 +30,8 @@ from finetune.training.optimizers import (
 )
 from finetune.training.plan import Plan, contrastive_losses
 
-# Logits in fp32, [examples, outputs], and labels give the loss of each example: fp32, [examples].
-# A contrastive loss, which compares the examples with each other, reads their loss weights too.
+# Maps fp32 logits, [examples, outputs], and labels to the loss of each example: fp32, [examples].
+# A contrastive loss, which compares examples with each other, also reads their loss weights.
 Losses = Callable[..., torch.Tensor]
 Cut = Callable[[int], Iterable[MicroBatch]]
 
@@ -39,7 +39,7 @@ Cut = Callable[[int], Iterable[MicroBatch]]
 class Trainer:
     """Trains a model on a device, in place, according to a plan.
 
-    ``head`` has the names of the head's parameters. The head and all trainable parameters stay in
+    ``head`` contains the head's parameter names. The head and all trainable parameters are kept in
     fp32. With ``frozen_in_bf16``, frozen matrices are stored in bf16, to which autocast would round
     them at every step. In fp16, ``scaler`` scales losses. ``captured`` is a step without its
     learning rate, as CUDA graphs, if the device has them.
@@ -77,10 +77,10 @@ class Trainer:
             self.captured = device.capture(copy(self)._captured_step)
 
     def step(self, number: int, cut: Cut) -> torch.Tensor:
-        """Take a step, numbered from 0; return its loss, a scalar on the device.
+        """Take a step, numbered from 0. Return its loss, a scalar on the device.
 
         ``cut`` returns the micro-batches for a batch size. When memory runs out, all ranks halve
-        the batch size together. ``BatchDoesNotFitError`` is raised if one example does not fit.
+        the batch size together. Raise ``BatchDoesNotFitError`` if a single example doesn't fit.
         """
         random_state = self.device.random_state()
         while True:
@@ -104,9 +104,9 @@ class Trainer:
         return finish()
 
     def compute_gradients(self, micro_batches: Iterable[MicroBatch]) -> Callable[[], torch.Tensor]:
-        """Compute the gradients of a step; return a function that changes the weights.
+        """Compute the gradients of a step. Return a function that updates the weights.
 
-        It changes nothing but gradients, and waits neither for the device nor for other ranks.
+        Change only gradients, and wait neither for the device nor for other ranks.
         """
         make_state(self.optimizer)
         if any(parameter.grad is not None for parameter in trained_by(self.optimizer)):
@@ -129,7 +129,7 @@ class Trainer:
         loss = torch.stack(losses).sum()
         flat_gradients = None
         if distributed.world_size() > 1:
-            # With bf16, gradients have 16 bits anyway, and half as many bytes have to be sent.
+            # With bf16, gradients have 16 bits anyway, and sending them takes half the bytes.
             dtype = torch.bfloat16 if self.plan.precision == "bf16" else torch.float32
             flat_gradients = flatten(gradients_of(self.optimizer), dtype=dtype)
         else:
@@ -137,10 +137,10 @@ class Trainer:
         return partial(self._change_weights, loss, flat_gradients)
 
     def _backward_by_slices(self, batch: MicroBatch) -> torch.Tensor:
-        """Go backward through one example in slices of its windows; return its loss.
+        """Backpropagate through one example in slices of its windows. Return its loss.
 
-        The first pass gives the logits of all windows, and so the gradient of the loss with respect
-        to each logit. The second pass goes backward from these gradients with the same dropout.
+        The first pass computes the logits of all windows, and thus the gradient of the loss with
+        respect to each logit. The second pass backpropagates these gradients with the same dropout.
         """
         random_state = self.device.random_state()
         # The graph is not needed, but the second pass must use the same kernels.
@@ -155,13 +155,13 @@ class Trainer:
         return loss
 
     def logits(self, inputs: Inputs) -> torch.Tensor:
-        """Return the model's logits in fp32, computed in the precision of the run."""
+        """Compute logits in the precision of the run, and return them in fp32."""
         with self.device.autocast(self.plan.precision):
             logits: torch.Tensor = self.model(**inputs).logits
         return logits.float()
 
     def loss(self, logits: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
-        """Return the sum of the examples' weighted losses: a scalar in fp32."""
+        """Return the weighted sum of example losses: a scalar in fp32."""
         weights, arguments = micro_batch.loss_weights, [micro_batch.labels]
         if self.losses is contrastive_losses:
             arguments.append(weights)
@@ -181,7 +181,7 @@ class Trainer:
 
     def _captured_step(self, micro_batches: Sequence[Tensors]) -> torch.Tensor:
         loss = self.compute_gradients(map(MicroBatch.from_tensors, micro_batches))()
-        # The next captured shape may reuse the gradients' memory.
+        # The next captured shape can reuse the memory of the gradients.
         self.optimizer.zero_grad(set_to_none=True)
         return loss
 
@@ -201,7 +201,7 @@ class Trainer:
 
     @property
     def cuda_graph_error(self) -> str | None:
-        """Why steps can't be captured as CUDA graphs; None if they can, or without CUDA graphs."""
+        """Why steps can't be captured as CUDA graphs, or None if they can or needn't be."""
         if self.captured or not self.device.captures:
             return self.captured.failure if self.captured else None
         if self.scaler.is_enabled():
@@ -211,6 +211,6 @@ class Trainer:
         return None
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that train, by name."""
+        """Return the trainable parameters by name."""
         parameters = self.model.named_parameters()
         return {name: parameter for name, parameter in parameters if parameter.requires_grad}

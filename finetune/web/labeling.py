@@ -522,7 +522,7 @@ def check_name(name: str) -> str:
     """Return a class name as ``finetune run`` reads it."""
     name = name_classes([name])[name]
     if not 0 < len(name) <= MAX_NAME_CHARACTERS:
-        raise HTTPException(422, f"a class name has 1 to {MAX_NAME_CHARACTERS} characters")
+        raise HTTPException(422, f"class names must have 1 to {MAX_NAME_CHARACTERS} characters")
     return name
 
 

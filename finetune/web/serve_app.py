@@ -254,7 +254,7 @@ class PredictBody(StrictBody):
             if {*texts} != {*names} or not all(isinstance(text, str) for text in texts.values()):
                 place = f"inputs[{number}]" if isinstance(self.inputs, list) else "inputs"
                 kind = '{"text": "…", "text_pair": "…"}' if reads_pairs else "a text"
-                raise HTTPException(422, f"{place} has to be {kind}, as the model reads it")
+                raise HTTPException(422, f"{place} must be {kind} for this model")
         return [(row["text"], row.get("text_pair")) for row in rows]
 
 
@@ -295,11 +295,13 @@ def make_serve_app(
         )
         request.state.texts = len(texts)
         if parameters.function_to_apply not in (None, function):
-            raise HTTPException(422, f"function_to_apply can only be {function} for this model")
+            raise HTTPException(422, f"function_to_apply must be {function} for this model")
         names = {"min_confidence", "target_precision"}
         lowest = model.find_lowest(**parameters.model_dump(include=names, exclude_none=True))
         if parameters.explain and len(texts) > MAX_EXPLAINED_TEXTS:
-            raise HTTPException(422, f"explain works for up to {MAX_EXPLAINED_TEXTS} texts at once")
+            raise HTTPException(
+                422, f"explain accepts up to {MAX_EXPLAINED_TEXTS} texts per request"
+            )
         work = explain(texts) if parameters.explain else batcher.submit(texts)
         try:
             predictions = await answer_in_time(request, work)

@@ -134,5 +134,5 @@ def test_tilde_is_expanded_after_an_equals_sign(
     command: Command, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    missing = f"there is no file {tmp_path}/no.csv"
+    missing = f"file not found: {tmp_path}/no.csv"
     command("predict", finished_run, "--data=~/no.csv").assert_rejected(3, missing)

@@ -117,7 +117,7 @@ def test_wrong_labels_are_found_corrected_and_used_in_a_new_run(
     labels = {row["id"]: row["label"] for row in read_jsonl(after / "predictions.jsonl")}
     assert {*labels.values()} == {*TEXTS}
     differ = sum(cells[name][2] != label for name, label in labels.items())
-    note = f"{differ} of {len(labels)} labels are not the same in all runs."
+    note = f"{differ} of {len(labels)} labels differ between runs."
     labeled = f"compared with the labels of {after}"
     finetune(command, f"compare {before} {after}", note, labeled, f"{len(labels)} test rows of")
     finetune(command, "compare runs", "different sets of rows, so there is one table per set")

@@ -54,11 +54,11 @@ def test_check_reports_rows_classes_lengths_and_suggestions(
         "repeats in train the [red] river",
     ):
         assert line in shown
-    assert "tokens of a text train test" in shown
+    assert "tokens per text train test" in shown
     assert any(line.startswith("truncated ") for line in shown)
     assert any(line.startswith("try: use --max-length") for line in shown)
     assert "encoding utf-8, delimiter comma" in outcome.errors
-    assert "guessed: --text-column 'text' (its name says so)" in outcome.errors
+    assert "guessed: --text-column 'text' (by its name)" in outcome.errors
     assert "1 of 43 rows skipped" in outcome.errors
 
 

@@ -20,7 +20,7 @@ def test_overwriting_a_run_keeps_and_lists_user_files(
     arguments = ("run", "--model", tiny_folder, "--output-dir", run, *flags(max_steps=1))
     outcome = command(*arguments, "--overwrite")
     assert outcome.code == 0, outcome.errors
-    assert "because no run wrote them: .lock, checkpoints/n.txt, model/n.txt" in outcome.errors
+    assert "that no run wrote: .lock, checkpoints/n.txt, model/n.txt" in outcome.errors
     assert_kept(planted)
     assert weights_of(run)
     assert finetune.predict(run, ["Who?"], device="cpu")
@@ -58,7 +58,7 @@ def test_overwrite_is_rejected_if_the_run_reads_from_its_output_folder(
     for folder in (run, tmp_path / "link"):
         options = {"--model": tiny_folder, "--output-dir": folder, option: run / name}
         words = [str(word) for pair in options.items() for word in pair]
-        command("run", *words, "--overwrite").assert_rejected(2, "is in the folder to replace")
+        command("run", *words, "--overwrite").assert_rejected(2, "which --overwrite would delete")
     assert {path: path.read_bytes() for path in before} == before
 
 

@@ -111,7 +111,7 @@ def test_search_prints_a_table_and_caches_its_results(find_batch: Command, tmp_p
     )
     assert outcome.code == 0, outcome.errors
     header, line, *notes = [line for line in outcome.output.splitlines() if line]
-    columns = "device mode precision tokens largest fails GiB of fastest use trials s"
+    columns = "device mode precision tokens largest too big GiB budget fastest use trials seconds"
     assert header.split() == columns.split()
     assert " ".join(line.split()).startswith("cpu last-1, no stored features ")
     assert notes == [f"results: {tmp_path / 'found'}"]
@@ -127,7 +127,7 @@ def test_exit_code_is_5_if_no_batch_fits(
 ) -> None:
     runner.machine = SimulatedMachine(capacity_share=0.001)
     outcome = find_batch("--max-length", "16", "--limit", "1")
-    outcome.assert_rejected(5, "not even a batch of one example", "--max-length", "--memory")
+    outcome.assert_rejected(5, "not even a single example fits", "--max-length", "--memory")
     assert "batch 1: too big" in outcome.errors
     assert not (tmp_path / "found").exists()
 
@@ -153,8 +153,7 @@ def test_tables_of_searches_and_estimates_have_notes(capsys: pytest.CaptureFixtu
         "cpu head fp32 48 8 9 0.50 1.00 7 6 2 2",
         "cpu full fp32 48 1,234 - 0.50 1.00 7 6 2 2",
         "head at 48 tokens: use --eval-batch-size 5 to extract features",
-        "full at 48 tokens: the time limit ended the search; memory is predicted to hold 2,000 "
-        "examples",
+        "full at 48 tokens: the search hit its time limit; predicted maximum: 2,000 examples",
         "results: runs/found",
     ]
     show_batches(FoundBatches((ESTIMATE, replace(ESTIMATE, mode="last-2"))), folder=None)

@@ -61,7 +61,7 @@ def test_config_show_reports_guesses_about_a_table(command: Command, mails: Path
     lines = [line.split() for line in outcome.output.splitlines()]
     assert ["label_column", "verdict", "guess"] in lines
     assert ["model", "model", "minilm", "--model"] in lines
-    assert "guessed: --text-column 'body' (its name says so)" in outcome.errors
+    assert "guessed: --text-column 'body' (by its name)" in outcome.errors
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_table_is_read_and_tokenized_once_and_problems_are_reported_once(
     assert not {*texts} & {line.split(",")[0] for line in lines}
     errors = outcome.errors
     assert errors.count("reading mails.csv: encoding utf-8, delimiter comma") == 1
-    assert errors.count("guessed: --text-column 'body' (its name says so)") == 1
+    assert errors.count("guessed: --text-column 'body' (by its name)") == 1
     assert "texts from column" not in errors
     assert errors.count("1 of 61 rows skipped: empty text or label") == 1
     for folder in (path.parent for path in Path("runs").rglob("config.yaml")):

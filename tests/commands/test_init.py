@@ -34,7 +34,7 @@ def test_init_prints_its_guesses(command: Command, reviews: Path) -> None:
     for line in (
         "rows 40",
         "columns id, review, verdict",
-        "text column review (its name says so)",
+        "text column review (by its name)",
         "label column verdict (40 rows have 2 different values)",
         "split sizes in a run train: 36, test: 4",
         "good 20 the river is long [/0]",

@@ -133,8 +133,8 @@ def test_texts_from_arguments_a_file_and_stdin_give_equal_predictions(
 @pytest.mark.parametrize(
     ("argument", "code", "words"),
     [
-        ("missing.csv", 3, "there is no file missing.csv"),
-        ("data/new", 3, "there is no file data/new"),
+        ("missing.csv", 3, "file not found: missing.csv"),
+        ("data/new", 3, "file not found: data/new"),
         (".", 3, "is a folder"),
         ("empty.txt", 3, "no texts"),
         ("either/or is fine", 0, "either/or"),

@@ -105,7 +105,7 @@ def test_package_lists_its_functions_and_rejects_unknown_attributes() -> None:
     [
         ({"learning_rate": -1}, "learning_rate is -1, but should be greater than 0"),
         ({"train_layers": 2, "freeze_core": True}, "train_layers and freeze_core can't be"),
-        ({"batch_sze": 8}, "there is no option batch_sze"),
+        ({"batch_sze": 8}, "unknown option batch_sze"),
         ({"seeds": 1}, "seeds is 1, but should be"),
     ],
 )

@@ -97,14 +97,14 @@ def test_single_column_of_zeros_and_ones_is_single_label(labels: Any, tmp_path: 
     [
         ({"text": SOME, "label": ["x"]}, "(texts, labels)"),
         (SOME, "one column, 'text', and no labels"),
-        (iter(SOME), "without text and label"),
+        (iter(SOME), "are not a text and a label"),
         ([None], "(texts, labels)"),
         ([], "no rows"),
         (pandas.DataFrame(), "no rows"),
-        (pandas.DataFrame(ROWS, columns=["text", "text"]), "two columns of the table are called"),
+        (pandas.DataFrame(ROWS, columns=["text", "text"]), "duplicate column name in the table"),
         ([("a\ud800", "x"), ("b", "y")], "can't be written as UTF-8"),
-        ({"test": pandas.DataFrame(TABLE)}, "there is no split called train, only test"),
-        ((SOME, MARKS / 3), "other values than 0 and 1 for each class"),
+        ({"test": pandas.DataFrame(TABLE)}, "no training split in test"),
+        ((SOME, MARKS / 3), "should contain only 0 and 1 for each class"),
         ((SOME, MARKS * 3), "array.argmax(axis=1)"),
         ((SOME, (MARKS / 3).tolist()), "'label' has lists of numbers"),
         ((SOME, MARKS.tolist()), "lists of numbers, such as"),
@@ -197,11 +197,11 @@ def test_predict_reads_path_objects_as_files_and_rejects_file_names(
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        ([1, 2], "[1, 2], of the type list, is not a list of texts"),
+        ([1, 2], "[1, 2], of type list, is not a list of texts"),
         ([("a", "b"), ("c", "d")], "is not a list of texts pass a list of single texts, which"),
         (pandas.DataFrame({"a": ["one text", "another"], "b": ["more text", "and more"]}),
          "pass only the texts, such as table['text']"),
-        (Path("none.csv"), "there is no file none.csv"),
+        (Path("none.csv"), "file not found: none.csv"),
     ],
 )  # fmt: skip
 def test_prediction_errors_use_python_terms(results: RunResults, texts: Any, words: str) -> None:

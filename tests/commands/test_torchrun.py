@@ -79,5 +79,5 @@ def test_error_on_all_ranks_is_reported_once(start: Start, tmp_path: Path) -> No
     _, errors = process.communicate(timeout=ENDS_WITHIN_SECONDS)
 
     assert process.returncode == 1
-    assert errors.count("error: there is no file missing.csv") == 1
+    assert errors.count("error: file not found: missing.csv") == 1
     assert not list(tmp_path.iterdir())

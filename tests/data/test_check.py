@@ -169,6 +169,6 @@ def test_footer_words_that_identify_a_class_are_reported() -> None:
     is_signed = [label == "two" and number % 10 for number, label in enumerate(labels)]
     footer = [f"{text}, via Acme portal" * bool(signed) or text
               for text, signed in zip(texts, is_signed, strict=True)]  # fmt: skip
-    expected = "nearly all texts of 'two' and hardly any others have: acme, portal, via"
+    expected = "words in nearly all texts of 'two' and hardly any others: acme, portal, via"
     assert expected in find(footer)
     assert not any("nearly all texts" in message for message in find(["is it?", *texts[1:]]))

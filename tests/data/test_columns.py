@@ -71,7 +71,7 @@ def test_ambiguous_columns_raise_error_listing_options() -> None:
     columns = [texts, [f"Again, {text}" for text in texts], [MOODS[row % 4] for row in range(60)]]
     with pytest.raises(UsageError, match="which column is the text: 'query', 'document'") as raised:
         choice("query", "document", "label", columns=columns)
-    assert "to be joined: --text-column query,document" in raised.value.remedy
+    assert "that belong together: --text-column query,document" in raised.value.remedy
     assert "--text-column query --text-pair-column document" in raised.value.remedy
     codes = [[["food", "team"][row % 2] for row in range(60)], ["team"] + [""] * 59]
     with pytest.raises(UsageError, match="label: 'code1', 'code2'") as raised:

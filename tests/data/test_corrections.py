@@ -22,7 +22,7 @@ def test_decisions_change_and_drop_rows_by_row_number(table: Path) -> None:
     outcome = load(table, corrections=str(write(table.with_name("c.csv"), decisions)))
     assert outcome.rows["train"] == [("first", "a"), ("second", "a"), ("fourth", "a")]
     assert outcome.loaded.splits["train"]["row"].to_pylist() == [2, 4, 6]
-    assert "labels of 1 rows changed, 1 rows dropped" in outcome.messages
+    assert "1 rows changed, 1 rows dropped" in outcome.messages
     assert len(outcome.loaded.sources) == 2
 
 
@@ -44,8 +44,12 @@ def test_regression_and_multi_label_rows_can_be_corrected(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("decision", "error", "complaint"),
     [
-        ("a,4,another,b,train", DataError, r"row 4 of train \('another'\).*is not in the data"),
-        ("a,3,second,a,train", DataError, "row 3 of train .* is not in the data"),
+        (
+            "a,4,another,b,train",
+            DataError,
+            r"row 4 of train \('another'\).*but the data has no row",
+        ),
+        ("a,3,second,a,train", DataError, "row 3 of train .* but the data has no row"),
         ("bb,4,second,b,train", DataError, "'bb' is not a class"),
     ],
 )
@@ -128,7 +132,7 @@ def test_decisions_are_applied_to_new_data(table: Path) -> None:
     with sent_to(emitted.append):
         rows = load_rows(OtherData(str(other), corrections=str(file)), task=Single(["a", "b", "c"]))
     assert rows["label"].to_pylist() == [2, 0, 0]
-    assert "labels of 1 rows changed" in str(emitted)
+    assert "1 rows changed" in str(emitted)
     file.unlink()
     with sent_to(emitted.append):
         rows = load_rows(OtherData(str(other), corrections=str(file)), task=Single(["a", "b", "c"]))

@@ -47,11 +47,14 @@ def test_unclosed_quotes_are_literal_in_tsv_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("text,label\ngood,a\nbad, very bad,b\n", "line 3 of .*rows.csv has 3 values instead of 2"),
-        ("text,label\ngood\n", "line 2 .* has 1 values instead of 2.*'good'"),
+        (
+            "text,label\ngood,a\nbad, very bad,b\n",
+            "line 3 of .*rows.csv has 3 values, but the first row has 2",
+        ),
+        ("text,label\ngood\n", "line 2 .* has 1 values, but the first row has 2.*'good'"),
         ('text,label\ngood,a\n"bad,b\nfine,c\n', "line 3 .* unexpected end of data.*bad,b"),
         ('text,label\n"good"!,a\n', "line 2 .* expected after"),
-        ("text,text,label\na,b,c\n", "two columns .* same name"),
+        ("text,text,label\na,b,c\n", "duplicate column names"),
         ("text,label\n", "a header row, .*text.* but no rows"),
         ("", "is empty"),
     ],
@@ -205,7 +208,7 @@ def test_binary_file_is_rejected() -> None:
     ("damage", "complaint"),
     [
         (b"caf\xe9 and", "line 42 of .* is not UTF-8: "),
-        (b"a\0b", "not a text file: it has the character NUL"),
+        (b"a\0b", "not a text file: it contains NUL characters"),
         (b"cut \xf0\x9f", "line 42 of .* unexpected end of data"),
     ],
 )

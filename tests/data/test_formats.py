@@ -71,7 +71,7 @@ def test_lone_surrogate_becomes_a_replacement_character(tmp_path: Path) -> None:
     ("line", "complaint"),
     [
         ('{"text": "a", "label": }', "Expecting value: line 2 column 24"),
-        ('["a", "b"]', "no list of objects"),
+        ('["a", "b"]', "a list of objects"),
     ],
 )
 def test_json_line_that_is_not_an_object_is_rejected(
@@ -126,7 +126,7 @@ def test_ignored_columns_are_listed(tmp_path: Path) -> None:
     with messages() as said:
         for name in ("a.jsonl", "b.parquet"):
             read_file(tmp_path / name, DataConfig())
-    reports = [message for message in said if "are ignored" in message]
+    reports = [message for message in said if "ignoring columns" in message]
     assert len(reports) == 2
     assert all("'tags'" in report for report in reports)
     assert "'more'" in reports[0]
@@ -245,7 +245,7 @@ OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)
         ("a.csv", b"id,text\n1,A film\n2,No end\n", "looks like labels", "finetune label"),
         ("a.csv", b"text\nA film\nWell\nNo end\n", "has one column, 'text'", "finetune label"),
         ("a.jsonl", b'{"text": "A film", "x": {}}\n' * 9, "has one column, 'text'", "add a column"),
-        ("a.jsonl", b'{"x": {"y": 1}}\n' * 9, "has no columns of text", "add a column"),
+        ("a.jsonl", b'{"x": {"y": 1}}\n' * 9, "has no text columns", "add a column"),
         ("a.json", b'["A film", "Well", "No end"]', "has one column, 'text'", "finetune predict"),
         ("a.csv", b"Access Denied\n", "server's error message", "download"),
         ("a.yml", b"a: [b]", "is YAML", "JSON Lines"),
@@ -257,14 +257,14 @@ OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)
         ("a.zip", b"PK\x05\x06" + bytes(18), "contains no files", "pack it again"),
         ("a.csv.gz", gzip.compress(b"", mtime=0), "is empty", "again"),
         ("a.json", b'{"a": [{"x": "1"}], "b": [{"x": "1"}]}', "2 tables: a, b", "--table"),
-        ("a.json", b'{"a": {"b": 1}}', "contains no list of objects", "write a list of objects"),
-        ("a.json", b'[{"text": "a"},\n{"text": }]', "Expecting value: line 2 column 10", "correct"),
-        ("a.json", b'{"rows": [["text", "label"], ["a", "b"]]}', "no list of", "write a list"),
+        ("a.json", b'{"a": {"b": 1}}', "contain a list of objects", "write a list of objects"),
+        ("a.json", b'[{"text": "a"},\n{"text": }]', "Expecting value: line 2 column 10", "fix it"),
+        ("a.json", b'{"rows": [["text", "label"], ["a", "b"]]}', "a list of", "write a list"),
         *(
-            ("a.json", FRAME.to_json(orient=orient).encode(), "no list of", 'orient="records"')
+            ("a.json", FRAME.to_json(orient=orient).encode(), "a list of", 'orient="records"')
             for orient in ("split", "index", "columns", "values", "table")
         ),
-        ("a.json", b"[" * 100_000, "can't be read", "correct"),
+        ("a.json", b"[" * 100_000, "can't be read", "fix it"),
         ("a.numbers", packed("Index/Document.iwa"), "a spreadsheet of Numbers", "Export To"),
         ("b.numbers", packed("Index.zip", "preview.jpg"), "a spreadsheet of Numbers", "CSV"),
         ("a.pages", packed("Index/Document.iwa"), "a document of Pages", "Plain Text"),
@@ -454,7 +454,7 @@ def test_answer_column_without_labels_is_a_user_column(tmp_path: Path) -> None:
         ({"textContent": "a", "classificationAnnotation": {"displayName": "x"}},
          "'classificationAnnotation' has objects with displayName"),
         ({"messages": [{"role": "user", "content": "a"}]},
-         "no columns of text; 'messages' has lists of objects with role, content"),
+         "no text columns; 'messages' has lists of objects with role, content"),
         ({"id": "a", "fields": {"text": "a"}, "metadata": {}, "responses": {"label": [{"a": "x"}]}},
          "; 'responses' has objects with label"),
     ],

@@ -68,7 +68,7 @@ def test_new_data_uses_the_class_numbers_of_the_run(tmp_path: Path) -> None:
     rows = load_rows(options, task=Single(["c", "b", "a"]))
     assert rows["label"].to_pylist() == [1, 2]
     classes = [str(number) for number in range(500)]
-    with pytest.raises(DataError, match="the model does not know: a, b") as raised:
+    with pytest.raises(DataError, match="the model was not trained on: a, b") as raised:
         load_rows(options, task=Single(classes))
     assert raised.value.remedy.endswith("18, 19 and 480 others")
 
@@ -142,12 +142,12 @@ def test_class_without_a_description_keeps_its_name(tmp_path: Path) -> None:
     with sent_to(events.append):
         described = describe(tmp_path, "a.csv", "top-up,money added\ncard_fee,\n")
     assert described == {"card_fee": "card fee", "top-up": "money added"}
-    assert "without a description, which keep their name: card_fee" in str(events)
+    assert "without a description, described by their name: card_fee" in str(events)
 
 
 @pytest.mark.parametrize("content", ["topup,money added\ncard_fee,a fee\n", "good,bad\nup,down\n"])
 def test_invalid_class_descriptions_are_rejected(tmp_path: Path, content: str) -> None:
-    with pytest.raises(DataError, match="a class and its description in each row") as raised:
+    with pytest.raises(DataError, match="should contain a class and its description") as raised:
         describe(tmp_path, "a.csv", content)
     assert "the classes are card_fee, top-up" in raised.value.remedy
 

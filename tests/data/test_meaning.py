@@ -99,9 +99,9 @@ NO = {"": "x", "nein": "ja", "No": "Yes", "0": "1", "false": "true", "non": "oui
             for no, yes in NO.items()
         ),
         (".csv", {topic: cycle("ja", "nein", *["nein"] * number) for number, topic in
-                  enumerate(TOPICS)}, {}, "a column for each class"),
+                  enumerate(TOPICS)}, {}, "one column per class"),
         (".csv", {topic: cycle(topic, "", *[""] * number) for number, topic in enumerate(TOPICS)},
-         {"empty_labels": "none"}, "a column for each class"),
+         {"empty_labels": "none"}, "one column per class"),
         (".csv", {"code1": cycle("price", "team", "food"), "code2": cycle("team", "", ""),
                   "code3": cycle("food", "", "")}, {"label_column": "code1,code2,code3"}, "labels"),
         (".jsonl", {"labels": cycle(*({"price": own, "team": True} for own in (True, False)))},
@@ -237,7 +237,7 @@ LONG = {"text": [text for text in texts(30) for _ in "ab"], "label": cycle(*TOPI
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_one_row_per_text_and_label_requires_an_option(suffix: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"60 rows of .* have 30 texts") as raised:
+    with pytest.raises(UsageError, match=r"60 rows of .* contain 30 texts") as raised:
         load_frame(tmp_path / f"t{suffix}", LONG)
     assert "--task multi" in raised.value.remedy
     _, found, _ = load_frame(tmp_path / f"t{suffix}", LONG, task="multi")
@@ -307,11 +307,11 @@ def test_split_column_is_used_or_rejected_if_ambiguous(
         ({"text": [*texts(39), "NULL"], "label": cycle("a", "b")}, "such as 'NULL'"),
         *(
             ({"text": [*texts(39), total], "label": [*cycle("a", "b", rows=39), "39"]},
-             "the last row of {} is a total and is left out")
+             "ignoring the last row of {}, which is a total")
             for total in ("Total", "Summe:", "Gesamt", "TOTAL", "итого", "合計")
         ),
         ({"text": [*texts(39), "39"], "label": [*cycle("a", "b", rows=39), "Grand total"]},
-         "is a total and is left out"),
+         "which is a total"),
         ({"label": [("a", "b")[n // 10 % 2] if n % 10 == 0 else "" for n in range(ROWS)]},
          "only in the first row of each group"),
     ],
@@ -358,7 +358,9 @@ def test_labels_missing_in_training_are_rejected_or_skipped(tmp_path: Path, spli
     train = write(tmp_path / "train.csv", TRAIN)
     other = write(tmp_path / "other.csv", "text,label\nc,x\n,\nd,z\ne,w\nf,z\n")
     files: dict[str, Any] = {f"{split}_file": str(other)}
-    with pytest.raises(DataError, match=rf"of the {split} split: 'z' \(2\), 'w' \(1\)") as raised:
+    with pytest.raises(
+        DataError, match=rf"the {split} split has labels .*: 'z' \(2\), 'w' \(1\)"
+    ) as raised:
         load(train, **files)
     assert "'z' in line 4 of" in raised.value.message
     assert "--skip-unknown-labels" in raised.value.remedy
@@ -369,7 +371,7 @@ def test_labels_missing_in_training_are_rejected_or_skipped(tmp_path: Path, spli
     write(other, "text,label\nc,-1\nd,-1.0\n")
     outcome = load(train, skip_unknown_labels=True, **files)
     assert {*outcome.rows} == {*outcome.loaded.places} == {"train"}
-    assert f"the {split} split is left out: no row is left" in outcome.warnings
+    assert f"the {split} split is ignored: no rows are left" in outcome.warnings
 
 
 def test_rows_without_text_or_label_are_skipped_and_counted(tmp_path: Path) -> None:
@@ -401,7 +403,7 @@ def test_split_column_is_guessed_set_or_ignored(tmp_path: Path) -> None:
     odd = write(tmp_path / "odd.csv", SPLIT_ROWS.replace("Dev", "b"))
     with pytest.raises(UsageError, match=r"'split' of .*: 'b', 'test', 'train'"):
         load(odd)
-    with pytest.raises(DataError, match=r"'label' of .* does not have a split"):
+    with pytest.raises(DataError, match=r"'label' of .* doesn't contain a split"):
         load(table, split_column="label")
     with pytest.raises(DataNotFoundError, match="no column 'use'"):
         load(table, split_column="use")
@@ -426,7 +428,7 @@ def test_joined_split_files_keep_the_location_of_each_row(tmp_path: Path) -> Non
         ("0 2 1", "a b  c", ["a", "c", "b"]),
         ("1 3 2", "a b  c", ["a", "c", "b"]),
         ("0.0 1 -1", "a b  c", ["a", "b"]),
-        ("0 3", "a b", "are not the names .* such as '3'"),
+        ("0 3", "a b", "don't match the classes .* such as '3'"),
         ("0 x", "a b", "such as 'x'"),
         ("0 1", "a a", "the 2 lines of"),
     ],
@@ -466,7 +468,7 @@ def test_repeated_header_is_skipped(
     assert len(outcome.rows["train"]) == 18
     assert outcome.loaded.task.class_names == ["a", "b"]
     assert (
-        f"1 rows that repeat the header are skipped, the first in line 11 of {table}"
+        f"skipping 1 rows that repeat the header, the first in line 11 of {table}"
         in outcome.messages
     )
 

@@ -193,7 +193,7 @@ def test_table_in_a_spreadsheet_is_found(
          "save it again"),
         ([["Urteil", "Antwort"], *zip(ONCE, PROSE, strict=True)], {}, "2 of 40 rows", "Blanks"),
         ([], {}, "no sheet of .* has rows", "save it again"),
-        ([["Antwort", "Antwort"], *zip(TEXT, LABEL, strict=True)], {}, "same name", "rename one"),
+        ([["Antwort", "Antwort"], *zip(TEXT, LABEL, strict=True)], {}, "duplicate", "rename one"),
     ],
 )  # fmt: skip
 def test_spreadsheet_problems_are_reported_with_a_remedy(

@@ -70,7 +70,7 @@ def test_texts_too_long_for_excel_are_truncated_and_counted(tmp_path: Path) -> N
     (tmp_path / "a.json").write_text(json.dumps(rows))
     with messages() as said:
         output = add_predictions(tmp_path / "a.json", tmp_path / "b.xlsx", LABEL)
-    assert said[-1] == "Excel cells hold 32,767 characters: 2 texts are cut"
+    assert said[-1] == "Excel cells hold 32,767 characters: 2 texts are truncated"
     frame = read_source(output, OtherData()).frame
     assert frame["id"].tolist() == [str(number)] * 3
     assert frame["text"].str.len().tolist() == [1, 32_767, 32_767]

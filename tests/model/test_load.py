@@ -133,7 +133,7 @@ UNREADABLE: dict[str, tuple[Callable[[Path], None], str, str]] = {
     ),
     "DeBERTa-v3": (
         lambda folder: keep_only_sentencepiece(folder, "spm.model"),
-        "reading spm.model of .* needs the package sentencepiece",
+        "reading spm.model of .* needs sentencepiece",
         "pip install sentencepiece",
     ),
 }

@@ -76,7 +76,7 @@ def test_structure_lists_encoder_layers_head_and_output_layer(architecture: str)
 def test_unsupported_model_structure_is_rejected(kind: Any, options: dict[str, Any]) -> None:
     model = AutoModelForSequenceClassification.from_config(kind(**options))  # type: ignore[no-untyped-call]
 
-    with pytest.raises(ModelUnsupportedError, match="no encoder layers"):
+    with pytest.raises(ModelUnsupportedError, match="can't find the encoder layers"):
         find_structure(model)
 
 

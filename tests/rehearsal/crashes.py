@@ -121,7 +121,7 @@ BRANCHES = tuple(Branch(*values) for values in (
     ("training.micro_batches", "multiple = batch_size if device", _NVIDIA, _RUN),
     ("training.micro_batches", "slices = [fill_batch(rows", _MAC, "run --long-texts windows"),
     ("training.plan", "filled_to = self.examples_per_step", _NVIDIA, _RUN),
-    ("training.precision", 'reason = "has passed the parity test"', _BIG_MAC, _RUN),
+    ("training.precision", 'reason = "passed the parity test"', _BIG_MAC, _RUN),
     ("training.precision", 'parity = f"finetune doctor --parity', _MAC, _RUN),
     ("training.precision", "return _NO_INSTRUCTIONS if is_slow(", _CPU, _RUN),
     ("training.precision", "choice = _time_layer(", "cpu-with-bf16", "run"),

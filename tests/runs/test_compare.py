@@ -92,7 +92,7 @@ def test_runs_that_share_few_test_rows_form_groups(finished_run: Path, tmp_path:
     # Two runs are compared on their common rows.
     [group] = finetune.compare(tmp_path / "a", tmp_path / "b").groups
     assert group.samples == 20
-    assert group.notes == ["Only the 20 rows that all of these runs tested are compared."]
+    assert group.notes == ["Only the 20 test rows that all runs share are compared."]
     copy_run(finished_run, tmp_path / "d", rows=others)
     assert len(finetune.compare(tmp_path / "a", tmp_path / "d").groups) == 2
 
@@ -112,7 +112,7 @@ def test_runs_before_and_after_corrections_use_the_corrected_labels(
         [group] = finetune.compare(*paths).groups
         assert (group.samples, len(group.notes)) == (265, 2)
         assert group.notes[1] == (
-            "12 of 265 labels are not the same in all runs. All runs are compared with the labels "
+            "12 of 265 labels differ between runs. All runs are compared with the labels "
             f"of {after}."
         )
         assert [run.metrics["accuracy"] for run in group.runs] == [1, 1]

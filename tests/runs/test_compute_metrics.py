@@ -60,9 +60,9 @@ def test_seeds_and_folds_report_the_mean_of_a_user_metric(
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        (0.5, "compute_metrics returned 0.5, not a finite number"),
-        ({"f1": [0.5, 0.5]}, "compute_metrics returned .*, not a finite number"),
-        ({"f1": float("nan")}, "compute_metrics returned .*nan}, not a finite number"),
+        (0.5, "compute_metrics returned 0.5, not a dict of finite numbers"),
+        ({"f1": [0.5, 0.5]}, "compute_metrics returned .*, not a dict of finite numbers"),
+        ({"f1": float("nan")}, "compute_metrics returned .*nan}, not a dict of finite numbers"),
         ({"accuracy": 2.0}, "compute_metrics returned 2 as accuracy, but results have another"),
         ({"samples": 2}, "compute_metrics returned 2 as samples, but results have another"),
     ],

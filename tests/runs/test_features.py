@@ -39,7 +39,7 @@ def train_both(model: Path, tmp_path: Path, **options: Any) -> tuple[Run, Run]:
         stored = train_tiny(
             tmp_path / "stored", model=model, cache_dir=str(tmp_path / "cache"),
             **options)  # fmt: skip
-    assert was_emitted(emitted, Info, "computing features of the frozen layers for 32 train rows")
+    assert was_emitted(emitted, Info, "computing frozen-layer features for 32 train rows")
     emitted.clear()
     with sent_to(emitted.append):
         plain = train_tiny(tmp_path / "plain", model=model, feature_cache=False, **options)

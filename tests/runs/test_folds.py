@@ -135,7 +135,7 @@ def test_invalid_combinations_are_rejected(
     with pytest.raises(UsageError, match="folds of a cross-validation") as caught:
         finetune.run(resume_from_checkpoint=str(folds))
     assert "folds 3" in caught.value.remedy
-    with pytest.raises(DataError, match="12 different texts for 13 folds"):
+    with pytest.raises(DataError, match="12 different texts are too few for 13 folds"):
         run_folds(tmp_path / "new", model=tiny_folder, folds=13, data=str(table))
     for options in ({"seeds": 2, "folds": 2}, {"folds": 1}, {"keep_models": True}):
         with pytest.raises(UsageError):
@@ -152,7 +152,7 @@ def test_command_reports_folds_and_ignores_test_rows(
     assert outcome.code == 0, outcome.errors
     assert "questions, 810 rows, each predicted by a model that did not see it" in outcome.output
     assert "95% over 810 rows" in outcome.output
-    assert "its 270 rows are not used" in outcome.errors
+    assert "the 270 rows of the test split are not used" in outcome.errors
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "810 rows predicted out of fold" in page
     assert "Each row is a true class" in page

@@ -66,7 +66,7 @@ def test_folds_test_only_random_rows(
     options = flags(model=tiny_folder, output_dir=tmp_path / "folds", data=table) + PLAIN
     outcome = command("run", *options, "--folds", "3")
     assert outcome.code == 0, outcome.errors
-    assert "the folds have the 20 rows that were drawn at random" in outcome.errors
+    assert "the folds contain the 20 rows that were drawn at random" in outcome.errors
     runs = SeveralFolder(tmp_path / "folds", "folds").runs
     tested = [row["text"] for run in runs for row in read_jsonl(run.predictions_file)]
     assert len(tested) == len({*tested}) == 20

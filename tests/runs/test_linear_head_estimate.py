@@ -44,7 +44,7 @@ def test_head_run_reuses_the_features_of_the_estimate(tiny_folder: Path, tmp_pat
         emit=emitted.append,
     )  # fmt: skip
     messages = [one.message for one in emitted if isinstance(one, Info)]
-    assert "reusing features of the frozen layers for 64 train rows" in messages
+    assert "reusing frozen-layer features for 64 train rows" in messages
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_python_api_accepts_lists_of_texts_and_classes_and_a_dict(train: Train, 
     assert have_same_bits(weights_of(run), weights_of(train(data=texts, classes=[*KINDS])))
     described = train(data=texts, class_descriptions={name: ["a", name] for name in KINDS})
     assert read_json(described / "all_results.json")["train_samples"] == 6
-    with pytest.raises(UsageError, match="a name with a comma"):
+    with pytest.raises(UsageError, match="contains a comma"):
         train(data=texts, classes=["a, b", "c"])
 
 
@@ -144,8 +144,8 @@ def test_stopped_run_resumes_bit_identically(
         ({"train_layers": 1}, ConfigurationError, "train_layers can't be used without labels"),
         ({"contrastive": "on"}, ConfigurationError, "contrastive on can't be used without"),
         ({"loss": "focal"}, ConfigurationError, "loss focal can't be used without labels"),
-        ({"folds": 2}, DataError, "has no labels, which folds needs"),
-        ({"task": "multi"}, UsageError, "has no labels, which task multi"),
+        ({"folds": 2}, DataError, "has no labels, but folds needs them"),
+        ({"task": "multi"}, UsageError, "has no labels, but task multi needs them"),
         ({"classes": "billing"}, UsageError, "fewer than two classes"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
@@ -179,7 +179,7 @@ def test_columns_without_classes_are_not_labels(
 @pytest.mark.parametrize(
     ("column", "labels", "options", "words"),
     [
-        ("label", ["fee", "log in", "back"], {"classes": CLASSES}, "other classes than classes: "),
+        ("label", ["fee", "log in", "back"], {"classes": CLASSES}, "that classes doesn't list: "),
         ("kind", ["billing", "login", "refnud"], {"classes": CLASSES}, "classes: refnud"),
         ("kind", ["Billing", "Login", "Refund"], {"classes": CLASSES}, "classes: Billing, Login"),
         ("kind", ["Billing", "Login", "Refund"], {"class_descriptions": KINDS}, "are not classes"),

@@ -32,7 +32,7 @@ def test_weakest_class_is_reported_with_its_most_common_mistake() -> None:
 @pytest.mark.parametrize(
     ("right", "of_head", "head_seconds", "proposed"),
     [
-        (60, 85, 0.0, "better by more than chance. `--freeze-core` trains only this head."),
+        (60, 85, 0.0, "significantly better. `--freeze-core` trains only this head."),
         (80, 85, 1.0, "85.0%, cross-validated. `--freeze-core` trains only this head in 1.0 s."),
         (80, 85, 0.0, ""),
         (80, 85, 100.0, ""),

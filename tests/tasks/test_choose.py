@@ -89,6 +89,6 @@ def test_repeated_integers_are_classes(numbers: list[float], rows: int, task: st
 
 def test_task_option_is_used_and_unknown_task_types_are_rejected() -> None:
     assert choose_task_type("regression", ["1", "2"], names=None)[0].name == "regression"
-    with pytest.raises(UsageError, match="no --task 'multiple'") as raised:
+    with pytest.raises(UsageError, match="unknown --task 'multiple'") as raised:
         choose_task_type("multiple", ["1", "2"], names=None)
     assert "auto, " in raised.value.remedy

@@ -125,7 +125,7 @@ def test_run_continues_without_a_check_if_memory_runs_out(monkeypatch: pytest.Mo
         check(state)
     [warning] = emitted
     assert isinstance(warning, events.WarningMessage)
-    assert warning.message.startswith("no comparison of other with the CPU")
+    assert warning.message.startswith("other is not compared with the CPU")
 
 
 @pytest.mark.parametrize(("precision", "differing", "is_fault"), [

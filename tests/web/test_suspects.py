@@ -121,7 +121,7 @@ def test_decisions_on_multi_label_suspects_are_saved(audits: Path) -> None:
 
 def test_missing_audit_is_reported_with_its_command(audits: Path) -> None:
     Path("other.csv").write_bytes(Path("data.csv").read_bytes())
-    with pytest.raises(UsageError, match="there is no audits") as error:
+    with pytest.raises(UsageError, match="file not found: audits") as error:
         review_suspects(load(data="other.csv"))
     assert "finetune data audit other.csv" in str(error.value.remedy)
 
