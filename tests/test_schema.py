@@ -51,6 +51,11 @@ def printed(command: Command, *arguments: Any) -> dict[str, Any]:
     return dict(json.loads(done.output))
 
 
+def list_first(value: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return a mapping whose list has the keys of its first item only, without nested keys."""
+    return value | {key: None, "item": dict.fromkeys(value[key][0])}
+
+
 @pytest.fixture
 def outputs(
     finished_run: Path,
@@ -81,6 +86,13 @@ def outputs(
         "find-batch": lambda: FoundBatches((Result(trials=(Trial(1, "fits"),)),)).to_json(),
         "data check": lambda: printed(command, "data", "check", table, "--model", "other/model"),
         "data audit": lambda: printed(command, "data", "audit", table, "--model", tiny_folder),
+        "runs": lambda: list_first(printed(command, "runs", finished_run.parent), "runs"),
+        "models": lambda: list_first(printed(command, "models"), "models"),
+        "config show": lambda: list_first(printed(command, "config", "show"), "options"),
+        "config ls": lambda: dict.fromkeys(printed(command, "config", "ls")),
+        "cache": lambda: printed(command, "cache"),
+        "init": lambda: dict.fromkeys(printed(command, "init", table, "--model", "other/model")),
+        "doctor": lambda: list_first(printed(command, "doctor", "--device", "cpu"), "checks"),
     }
 
 
