@@ -19,7 +19,6 @@ from uuid import uuid4
 from finetune.errors import UsageError
 
 PARTIAL_SUFFIX = ".partial"
-SECONDS_TO_LOCK = 2.0
 # In all JSON that is written or printed. Raise it if keys, or the meaning of values, change.
 SCHEMA_VERSION = 3
 # Marks cache files that this package wrote. Only marked files are deleted.
@@ -42,12 +41,13 @@ def naming(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
-        elif _TEMPORARY.search(str(error.filename)):
-            # If a file to write is missing, its folder is missing.
-            final = Path(_TEMPORARY.sub("", str(error.filename)))
-            error.filename = str(final.parent if error.errno == errno.ENOENT else final)
+        if error.errno is None:  # of Arrow, which has only a message
+            raise OSError(errno.EIO, str(error), str(path)) from error
+        name = str(error.filename or path)
+        final = _TEMPORARY.sub("", name)
+        # If a file to write is missing, its folder is missing.
+        is_missing = final != name and error.errno == errno.ENOENT
+        error.filename = str(Path(final).parent) if is_missing else final
         raise
 
 
@@ -61,59 +61,34 @@ def is_there(path: Path | str) -> bool:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a random temporary path next to a path, for a file that is renamed later."""
+    """Return a random temporary path next to a path; delete those that killed processes left."""
+    for other in path.parent.glob(f"{glob.escape(path.name)}.*{PARTIAL_SUFFIX}"):
+        with suppress(OSError):
+            is_left = time.time() - other.lstat().st_mtime > 3600  # not written for an hour
+            if is_left and _TEMPORARY.fullmatch(other.name.removeprefix(path.name)):
+                other.unlink()
     return path.with_name(f"{path.name}.{uuid4().hex}{PARTIAL_SUFFIX}")
-
-
-def write_text_atomically(path: Path, text: str, *, flushes: bool = True) -> None:
-    """Replace a text file atomically."""
-    write_bytes_atomically(path, text.encode(), flushes=flushes)
-
-
-def write_bytes_atomically(
-    path: Path, content: bytes | memoryview, *, flushes: bool = True
-) -> None:
-    """Replace the bytes of a file atomically.
-
-    If the file is not flushed to the disk, a power failure can lose it, but a crash can't.
-    """
-    with replacing_file(path, flushes=flushes) as partial:
-        partial.write_bytes(content)
 
 
 @contextmanager
 def replacing_file(path: Path, *, flushes: bool = True) -> Iterator[Path]:
-    """Yield the path of a temporary file, which replaces another file at the end.
-
-    The temporary file is locked, so that the next writer can delete the ones of killed processes.
-    """
+    """Yield a temporary path, whose file replaces another, flushed against power failures."""
     partial = temporary_path(path)
-    with naming(path):
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        try:
-            _lock_and_clean(descriptor, path)
+    try:
+        with naming(path):
             yield partial
             if flushes:
-                os.fsync(descriptor)
+                flush_to_disk(partial)
             os.replace(partial, path)
-        finally:
-            with suppress(OSError):
-                os.close(descriptor)
-            with suppress(OSError):
-                partial.unlink()
+    finally:
+        with suppress(OSError):
+            partial.unlink()
 
 
-def _lock_and_clean(file: int, path: Path) -> None:
-    """Lock a temporary file for a path, and delete those that no process has locked."""
-    with suppress(OSError):  # some network drives have no locks
-        fcntl.flock(file, fcntl.LOCK_EX)
-        for other in path.parent.glob(f"{glob.escape(path.name)}.*{PARTIAL_SUFFIX}"):
-            # A process may be about to lock a new file.
-            is_old = time.time() - other.stat().st_mtime > SECONDS_TO_LOCK
-            if is_old and _TEMPORARY.fullmatch(other.name.removeprefix(path.name)):
-                with suppress(BlockingIOError), other.open("rb+") as opened:
-                    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    other.unlink()
+def write_text_atomically(path: Path, text: str, *, flushes: bool = True) -> None:
+    """Replace a text file atomically."""
+    with replacing_file(path, flushes=flushes) as partial:
+        partial.write_bytes(text.encode())
 
 
 @contextmanager
@@ -126,6 +101,8 @@ def replacing(target: Path, *, last: str) -> Iterator[Path]:
             yield partial
             names = sorted((path.name for path in partial.iterdir()), key=lambda name: name == last)
             for name in names:
+                # safetensors lets only the owner read its files; ours follow the user's umask.
+                (partial / name).chmod(partial.stat().st_mode & 0o666)
                 flush_to_disk(partial / name)
             (target / last).unlink(missing_ok=True)
             for name in names:

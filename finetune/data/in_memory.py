@@ -22,7 +22,7 @@ from finetune.data.read import SourceTable
 from finetune.data.stream import Texts, not_unicode, read_texts, texts_of_table
 from finetune.data.values import as_text, frame_of, plain
 from finetune.errors import ConfigurationError, DataUnreadableError, FinetuneError, UsageError
-from finetune.files import write_bytes_atomically
+from finetune.files import replacing_file
 
 TAKEN = (
     'pass a DataFrame, a Dataset, {"text": texts, "label": labels}, (texts, labels), or a list of '
@@ -181,9 +181,10 @@ def write_table(table: Any, folder: Path) -> Path:
     if not arrow.num_rows:
         raise DataUnreadableError("the table has no rows", remedy="add one row per text")
     parquet.write_table(arrow, content)
-    written = content.getvalue().to_pybytes()
+    written = content.getvalue()
     path = folder / f"table-{hashlib.sha256(written).hexdigest()[:8]}.parquet"
-    write_bytes_atomically(path, written)
+    with replacing_file(path) as partial:
+        partial.write_bytes(written)
     return path
 
 

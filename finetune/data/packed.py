@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from io import BufferedReader, BytesIO, FileIO
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from zipfile import BadZipFile, ZipFile
@@ -53,18 +53,6 @@ PART = re.compile(r"part-?\d|\d-of-\d")
 START_BYTES = 4096
 
 
-class _NamedFile(FileIO):
-    """A file to read. Disk errors include its name."""
-
-    def readinto(self, buffer: Any, /) -> int | None:
-        with naming(str(self.name)):
-            return super().readinto(buffer)
-
-    def readall(self) -> bytes:
-        with naming(str(self.name)):
-            return super().readall()
-
-
 @dataclass(frozen=True)
 class Content:
     """The bytes of a file, unpacked if needed. The path can continue inside an archive."""
@@ -81,13 +69,11 @@ class Content:
 
     def open(self) -> BinaryIO:
         """Open the file at its start."""
-        if self.unpacked is not None:
-            return BytesIO(self.unpacked)
-        return BufferedReader(_NamedFile(self.path))
+        return self.path.open("rb") if self.unpacked is None else BytesIO(self.unpacked)
 
     def start(self, size_bytes: int) -> bytes:
         """Return the first bytes."""
-        with self.open() as file:
+        with self.open() as file, naming(self.path):
             return file.read(size_bytes)
 
 

@@ -73,8 +73,7 @@ def _json_rows(frame: pandas.DataFrame) -> Iterator[str]:
 
 def write_json_lines(path: Path, frame: pandas.DataFrame, written: FileFormat) -> None:
     """Write one object per line."""
-    with path.open("w", encoding=written.encoding, newline="") as file:
-        file.writelines(f"{row}{written.line_end}" for row in _json_rows(frame))
+    write_text(path, (f"{row}{written.line_end}" for row in _json_rows(frame)), written)
 
 
 def write_json(path: Path, frame: pandas.DataFrame, written: FileFormat) -> None:
@@ -86,7 +85,9 @@ def write_json(path: Path, frame: pandas.DataFrame, written: FileFormat) -> None
 def write_parquet(path: Path, frame: pandas.DataFrame, written: FileFormat) -> None:
     """Write the columns with their types. Mixed types become text."""
     table = pyarrow.table({name: _as_arrow(values) for name, values in frame.items()})
-    parquet.write_table(table.replace_schema_metadata(written.metadata), path)
+    content = pyarrow.BufferOutputStream()  # Arrow prints a traceback if a disk is full
+    parquet.write_table(table.replace_schema_metadata(written.metadata), content)
+    path.write_bytes(content.getvalue())
 
 
 def _as_arrow(values: pandas.Series) -> Any:

@@ -18,7 +18,7 @@ from finetune.data.write import as_json, as_line, excel_columns, rounded, write_
 from finetune.errors import UsageError
 from finetune.evaluation.workbook import add_columns
 from finetune.events import WarningMessage, emit
-from finetune.files import replacing_file
+from finetune.files import naming, replacing_file
 from finetune.ownership import check_output_file
 from finetune.tasks.base import Prediction, rename_taken
 from finetune.tasks.explanation import notable
@@ -114,9 +114,9 @@ def _has_commas(frame: pandas.DataFrame) -> bool:
 
 def _lines_with(file: Delimited, added: pandas.DataFrame) -> Iterator[str]:
     """Yield the lines of a file, with more cells at the end of each row."""
-    with file.text.open() as opened:
+    with naming(file.text.path), file.text.open() as opened:
         lines = opened.readlines()
-    written, (starts, rows) = file.format, zip(*file.values(), strict=True)
+        written, (starts, rows) = file.format, zip(*file.values(), strict=True)
     yield from lines[: starts[0] - 1]
     texts = [
         "".join(lines[start - 1 : end - 1]) for start, end in pairwise([*starts, len(lines) + 1])

@@ -10,8 +10,8 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 
 from finetune import hub
 from finetune.config.schema import CacheConfig
-from finetune.files import PARTIAL_SUFFIX, WRITTEN_BY, flush_to_disk, read_json, temporary_path
+from finetune.files import PARTIAL_SUFFIX, WRITTEN_BY, read_json, replacing_file
 
 if TYPE_CHECKING:
     import torch
@@ -52,8 +52,9 @@ class TensorStore:
                 return map_vectors(file, shape)
         return None
 
-    def create(self, key: str, shape: tuple[int, int]) -> Path:
-        """Return a temporary file for ``write_vectors``. Raise OSError if the disk is full."""
+    @contextmanager
+    def creating(self, key: str, shape: tuple[int, int]) -> Iterator[Path]:
+        """Yield a file for ``write_vectors``, kept unless too large; OSError on a full disk."""
         size_bytes = total_bytes = _FLOAT_BYTES * prod(shape)
         self.folder.mkdir(parents=True, exist_ok=True)
         for file in self.files():
@@ -63,24 +64,15 @@ class TensorStore:
                     file.unlink()
         if size_bytes > shutil.disk_usage(self.folder).free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        partial = temporary_path(self._file(key))
-        try:
+        with replacing_file(self._file(key)) as partial:
             with partial.open("wb") as opened:
                 opened.truncate(size_bytes)
-        except OSError:
-            with suppress(OSError):
-                partial.unlink()
-            raise
-        return partial
-
-    def keep(self, partial: Path, key: str) -> None:
-        """Move a complete file to its final name, unless it exceeds the limit."""
-        digest = hashlib.sha256(np.memmap(partial, np.uint8, mode="r").data).digest()
-        with partial.open("ab") as opened:
-            opened.write(digest)
-        flush_to_disk(partial)
-        if partial.stat().st_size <= self.limit_bytes:
-            partial.replace(self._file(key))
+            yield partial
+            digest = hashlib.sha256(np.memmap(partial, np.uint8, mode="r").data).digest()
+            with partial.open("ab") as opened:
+                opened.write(digest)
+        if size_bytes > self.limit_bytes:
+            self._file(key).unlink()
 
     def files(self) -> list[Path]:
         """Return the files of the store and leftovers of killed runs, most recently used first."""

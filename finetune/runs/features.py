@@ -1,6 +1,7 @@
 """Frozen-layer features of a run, computed once or read from the store."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -212,14 +213,14 @@ def _store(
 
     def create() -> Path | OSError:
         try:
-            return store.create(key, shape)
+            return stack.enter_context(store.creating(key, shape))
         except OSError as error:
             return error
 
-    file, failure = distributed.broadcast(create), None
-    if isinstance(file, OSError):
-        raise file
-    try:
+    with ExitStack() as stack:
+        file, failure = distributed.broadcast(create), None
+        if isinstance(file, OSError):
+            raise file
         with distributed.oom_on_all_ranks(memory, seconds=distributed.MAX_SECONDS):
             try:
                 write_vectors(file, pieces)
@@ -229,9 +230,4 @@ def _store(
             raise other
         vectors = map_vectors(file, shape)
         distributed.barrier()
-        if distributed.is_main():
-            store.keep(file, key)
-    finally:
-        if distributed.is_main():
-            file.unlink(missing_ok=True)
     return vectors

@@ -12,7 +12,8 @@ from finetune.model.tensor_store import TensorStore
 def store_features(cache: Path, key: str = "a" * 64, *, rows: int = 1234) -> int:
     """Store features as a run does, and return the size of the entry in bytes."""
     store = TensorStore(cache / "features", limit_bytes=2**30)
-    store.keep(store.create(key, (rows, 32)), key)
+    with store.creating(key, (rows, 32)):
+        pass
     return (cache / "features" / f"{key}.features").stat().st_size
 
 

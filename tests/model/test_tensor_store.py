@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from finetune.files import temporary_path
 from finetune.model.tensor_store import TensorStore, key_of, map_vectors, write_vectors
 
 SHAPE = (1000, 4)
@@ -21,11 +22,9 @@ def keep(
 ) -> torch.Tensor:
     """Store features under a one-letter key, last used ``age`` seconds ago."""
     shape = len(features), 4
-    partial = store.create(64 * letter, shape)
-    write_vectors(partial, [(600, features[600:]), (0, features[:600])])
-    mapped = map_vectors(partial, shape)
-    store.keep(partial, 64 * letter)
-    partial.unlink(missing_ok=True)
+    with store.creating(64 * letter, shape) as partial:
+        write_vectors(partial, [(600, features[600:]), (0, features[:600])])
+        mapped = map_vectors(partial, shape)
     if age:
         os.utime(store.folder / f"{64 * letter}.features", (time.time() - age,) * 2)
     return mapped
@@ -59,7 +58,8 @@ def test_least_recently_used_features_are_deleted_first_and_stay_readable(tmp_pa
     assert torch.equal(keep(store, "e", large), large)
     assert sorted(stored_letters(store)) == ["a", "c", "d"]
     # A killed run left this file, whose size is also counted.
-    (tmp_path / f"{64 * 'a'}.features").rename(store.create(64 * "f", SHAPE))
+    left = temporary_path(tmp_path / f"{64 * 'f'}.features")
+    (tmp_path / f"{64 * 'a'}.features").rename(left)
     assert "f" in stored_letters(store)
     (tmp_path / f"{64 * '9'}.safetensors").touch()  # from an earlier version
     for file in store.files():
