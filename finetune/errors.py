@@ -231,10 +231,10 @@ EXPLANATIONS: dict[str, tuple[Row, ...]] = {
 
 
 def system_error(error: BaseException) -> OSError | None:
-    """Return the OSError behind an exception; a Rust library reports it only in its message."""
+    """Return the OSError behind an exception; Rust and PyTorch report it only in their messages."""
     if isinstance(error, OSError):
         return error
-    number = re.search(r"\(os error (\d+)\)", str(error))
+    number = re.search(r"(?:\(os error |unable to .* \()(\d+)\)", str(error))
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
 
 
@@ -261,9 +261,9 @@ def explain(error: BaseException, work: str = "", **words: object) -> FinetuneEr
     classes, packages = {kind.__name__ for kind in type(error).__mro__}, {*packages_of(error)}
     if cause := system_error(error):
         code = errno.errorcode.get(cause.errno or 0, code)
-        place = cause.filename or words.get("path") or words.get("name")
-        prints = packages_of(error)[-1:] in (["click"], ["rich"])
-        place = place or ("standard output" if prints else "a file")
+        place = cause.filename or words.get("path") or words.get("name") or "a file"
+        if place == "a file" and packages_of(error)[-1:] in (["click"], ["rich"]):
+            place = "standard output"
         classes.add("OSError")
         words |= {"place": place, "strerror": cause.strerror}
     words |= {"work": work, "reason": reason_of(error)}

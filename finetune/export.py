@@ -26,15 +26,7 @@ from finetune.config.load import dump_config
 from finetune.config.schema import OPTIONS, change_options
 from finetune.data.dataset import texts_of
 from finetune.errors import FinetuneError, ModelUnsupportedError, UsageError, packages_of, reason_of
-from finetune.files import (
-    SUMS,
-    naming,
-    read_json,
-    replacing,
-    write_json,
-    write_sums,
-    write_text_atomically,
-)
+from finetune.files import SUMS, read_json, replacing, write_json, write_sums, write_text_atomically
 from finetune.model.load import TextModel
 from finetune.ownership import OwnFolder
 from finetune.runs.folder import BundleFolder, RunFolder
@@ -153,7 +145,7 @@ def _exporting(
     text_model: TextModel, folder: OwnFolder, *, last: str, external_data: bool = False
 ) -> Iterator[Path]:
     """Yield a temporary folder with the ONNX model, whose files move to the folder at the end."""
-    with naming(folder.path), folder.make(), replacing(folder.path, last=last) as partial:
+    with folder.make(), replacing(folder.path, last=last) as partial:
         try:
             with _silence():
                 _export(text_model, partial, external_data=external_data)
@@ -277,7 +269,7 @@ def _export(text_model: TextModel, folder: Path, *, external_data: bool) -> None
 
 def write_int8(folder: OwnFolder, is_accurate: Callable[[Path], bool]) -> None:
     """Write the exported model with int8 weights, unless the function rejects the new file."""
-    with naming(folder.path), folder.make(), replacing(folder.path, last=QUANTIZED_FILE) as partial:
+    with folder.make(), replacing(folder.path, last=QUANTIZED_FILE) as partial:
         quantize(folder.path / MODEL_FILE, file := partial / QUANTIZED_FILE)
         if not is_accurate(file):
             file.unlink()

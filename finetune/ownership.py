@@ -9,12 +9,19 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from fnmatch import fnmatch
 from pathlib import Path, PurePath
 from typing import Any, Self
 
 from finetune.errors import NotARunError, UsageError
-from finetune.files import PARTIAL_SUFFIX, SUMS, is_there, locked, write_json, write_text_atomically
+from finetune.files import (
+    PARTIAL_SUFFIX,
+    SUMS,
+    is_there,
+    locked,
+    read_bytes,
+    write_json,
+    write_text_atomically,
+)
 
 MANIFEST, LOCK = "manifest.json", ".finetune.lock"
 # The Finder of macOS writes .DS_Store into every folder that it shows.
@@ -122,10 +129,9 @@ class OwnFolder:
         if not is_there(self.path):
             return
         kind, another = _kind_of(self.path), "choose another folder with --output-dir"
-        names = {path.name for path in self.path.iterdir()} - IGNORED
-        # A process was killed while it wrote the manifest.
-        names = {name for name in names if not fnmatch(name, f"{MANIFEST}{_TEMPORARY}")}
-        if kind is None and names:
+        # A process may have been killed while it wrote the manifest.
+        others = {*self.path.iterdir()}.difference(self.files(only_temporary=True))
+        if kind is None and not {path.name for path in others} <= IGNORED:
             raise UsageError(
                 f"{self.path} contains files that finetune did not write",
                 remedy=f"{another}, or move the files away",
@@ -223,8 +229,9 @@ def check_output_file(path: Path, *, overwrite: bool | None = None) -> None:
 def _kind_of(path: Path) -> str | None:
     """Return the kind of a folder that this tool made, or None for other folders."""
     try:
-        content = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        file = path / MANIFEST
+        content = json.loads(read_bytes(file)) if file.is_file() else {}
         kind = content["kind"] if content["tool"] == "finetune" else None
         return kind if kind in NAMES else None
-    except (OSError, ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return None

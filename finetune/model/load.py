@@ -201,10 +201,6 @@ def save_model(
         tokenizer.save_pretrained(folder)
     finally:
         tokenizer.model_max_length = longest
-    # safetensors writes files that only the owner can read, so apply the umask.
-    permissions = (folder / "config.json").stat().st_mode & 0o777
-    for file in folder.iterdir():
-        file.chmod(permissions)
 
 
 def _build(

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from finetune import distributed
 from finetune.devices.base import Device
-from finetune.errors import CheckpointDamagedError, UsageError, system_error
+from finetune.errors import CheckpointDamagedError, FinetuneError, UsageError, system_error
 from finetune.events import WarningMessage, clock, emit
 from finetune.files import file_sha256, flush_to_disk, read_json, replacing, write_json
 from finetune.ownership import MANIFEST
@@ -122,6 +122,7 @@ class Checkpoints:
         """Restore the newest checkpoint that can be used; report and skip damaged ones."""
 
         def restore_main() -> tuple[dict[str, Tensors], dict[str, Any]]:
+            failure: FinetuneError = nothing_to_resume(self.folder)
             for folder in self.folder.checkpoints:
                 try:
                     checkpoint = read_checkpoint(folder)
@@ -130,7 +131,8 @@ class Checkpoints:
                 except (CheckpointDamagedError, StateUnusableError) as error:
                     message = f"checkpoint {folder} is damaged, so an older checkpoint is used"
                     emit(WarningMessage(f"{message}: {error.__cause__ or error}"))
-            raise nothing_to_resume(self.folder)
+                    failure = error if isinstance(error, CheckpointDamagedError) else failure
+            raise failure
 
         tensors, state = distributed.broadcast(restore_main)
         if not distributed.is_main():
@@ -154,10 +156,7 @@ def write_checkpoint(
         write_json(partial / STATE_NAME, state)
         for group, named_tensors in tensors.items():
             contiguous = {name: tensor.contiguous() for name, tensor in named_tensors.items()}
-            file = partial / f"{group}{TENSORS_SUFFIX}"
-            save_file(contiguous, file)
-            # safetensors lets only the owner read its files; ours follow the user's umask.
-            file.chmod((partial / STATE_NAME).stat().st_mode & 0o777)
+            save_file(contiguous, partial / f"{group}{TENSORS_SUFFIX}")
         fingerprints = {file.name: _fingerprint(file) for file in partial.iterdir()}
         write_json(partial / MANIFEST, fingerprints)
     flush_to_disk(folder.parent)
@@ -176,7 +175,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], d
             if name.endswith(TENSORS_SUFFIX)
         }
         return tensors, read_json(folder / STATE_NAME)
-    except (OSError, ValueError, AttributeError, SafetensorError) as error:
+    except (OSError, ValueError, AttributeError, RuntimeError, SafetensorError) as error:
         raise CheckpointDamagedError(
             f"checkpoint {folder} is damaged: {error}",
             remedy="resume from an earlier checkpoint, or start again with --overwrite",

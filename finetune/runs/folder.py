@@ -11,7 +11,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from finetune.config.schema import Config, change_options
-from finetune.errors import NotARunError, UsageError, system_error
+from finetune.errors import NotARunError, UsageError
 from finetune.events import Info, WarningMessage, emit
 from finetune.files import SUMS, intact, is_there, read_json, read_jsonl, write_sums
 from finetune.ownership import CONTENTS, OwnFolder
@@ -135,12 +135,9 @@ class RunFolder(OwnFolder):
         try:
             return parse(read_jsonl(file) if file.suffix == ".jsonl" else read_json(file))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            cause = system_error(error)
-            reason = f": {cause.strerror}" if cause else ""
-            raise NotARunError(
-                f"{file} is missing or can't be read{reason}",
-                remedy="restore the file, or train again",
-            ) from error
+            reason = f": {error.strerror}" if isinstance(error, OSError) else ""
+            message = f"{file} is missing or can't be read{reason}"
+            raise NotARunError(message, remedy="restore the file, or train again") from error
 
     def write_digests(self) -> None:
         """Note the digests of the files in this folder, and of the saved model."""

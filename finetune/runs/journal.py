@@ -61,19 +61,17 @@ class Journal:
         """Write pending rows. Return whether all are written."""
         if self._folder is None:
             return False
-        file = self._folder.metrics_file
         try:
-            append_jsonl(file, self._metrics)
+            append_jsonl(self._folder.metrics_file, self._metrics)
             self._metrics.clear()
             if self._warnings:
-                file = self._folder.warnings_file
-                append_jsonl(file, self._warnings)
+                append_jsonl(self._folder.warnings_file, self._warnings)
                 self._warnings.clear()
             self._has_warned = False
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
-                message = f"{file} can't be written: {error.strerror}"
+                message = f"{error.filename} can't be written: {error.strerror}"
                 remedy = (
                     "free disk space; the run continues, and retries before it writes a checkpoint"
                 )

@@ -245,7 +245,7 @@ class Driver:
         gc.freeze()
 
     def _age_leftovers(self) -> None:
-        """Let some time pass, after which a temporary file without a lock is deleted."""
+        """Let an hour pass, after which temporary files are deleted."""
         for path in self.box.rglob("*.partial"):
             os.utime(path, (0, 0))
 
@@ -326,7 +326,7 @@ class Driver:
         if not is_other and not any(name in lines[0] for name in names):
             problems.append("the file is not named")
         # These libraries report any error of the disk as damage.
-        is_hidden = failed.endswith((".xlsx", ".safetensors"))
+        is_hidden = place.endswith((".xlsx", ".safetensors", ".parquet"))
         if fault.error != KILLED and fault.reason not in lines[0] and not is_hidden:
             problems.append("the cause is not named")
         return problems
@@ -433,6 +433,8 @@ def main() -> None:
     parser.add_argument("--points", type=int, nargs="*")
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))
+    # A shell starts background jobs with Ctrl-C ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Orphans become children of this process.
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     with open(os.environ["FAULTS_STATE"], "r+b") as file:

@@ -43,6 +43,7 @@ def try_faults(folder: Path, *arguments: str, part: int) -> list[dict[str, Any]]
         "HF_HOME": str(box / "hf"),
         "TMPDIR": str(box / "tmp"),
         "COLUMNS": "200",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
     command = [sys.executable, str(HERE / "driver.py"), str(folder), *arguments]
     command += ["--part", f"{part}/{PROCESSES}"]
