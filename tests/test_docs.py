@@ -21,6 +21,7 @@ from finetune import errors, ownership
 from finetune.commands.main import cli
 from finetune.config.load import ENVIRONMENT_PREFIX, OTHER_VARIABLES
 from finetune.config.schema import OPTIONS
+from finetune.files import SUMS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(finetune.__file__).parent
@@ -172,8 +173,10 @@ def test_extras_are_documented_and_exist() -> None:
 def test_files_of_folders_are_documented_and_exist() -> None:
     text = section("reference.md", "Files") + section("deployment.md", "The run folder")
     # The names depend on the tokenizer, and the pages call them "tokenizer".
-    tokenizers = {*ownership._MODEL} - {"config.json", "README.md"}
-    documented = {PurePath(name).name for name in re.findall(r"[\w./-]+\.\w+|Dockerfile", text)}
+    tokenizers = {*ownership._MODEL} - {"config.json", "README.md", SUMS}
+    documented = {
+        PurePath(name).name for name in re.findall(rf"[\w./-]+\.\w+|Dockerfile|{SUMS}", text)
+    }
     owned = {
         PurePath(re.sub(r"(\[0-9a-f\])+", "DIGEST", name)).name
         for names in ownership.NAMES.values()
