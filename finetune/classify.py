@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
@@ -28,26 +27,27 @@ class Classifier:
     """The model of a folder, by default of the folder of this file."""
 
     def __init__(self, folder: str | Path = Path(__file__).parent) -> None:
-        folder = Path(folder)
-        sums = folder / "SHA256SUMS"
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it would be sent to Microsoft
+        import onnxruntime
+
+        sums = Path(folder, "SHA256SUMS")
         for line in sums.read_text(errors="replace").splitlines() if sums.is_file() else ():
             digest, _, name = line.partition("  ")
-            content = (folder / name).read_bytes() if (folder / name).is_file() else b""
-            if hashlib.sha256(content).hexdigest() != digest:
+            file = Path(folder, name)
+            if not file.is_file() or sha256_of(file) != digest:
                 raise ValueError(f"{name} does not match {sums}: copy or export the bundle again")
-        self.options = json.loads((folder / "inference.json").read_text(encoding="utf-8"))
+        self.options = json.loads(Path(folder, "inference.json").read_text(encoding="utf-8"))
         self.classes: list[str] = self.options["classes"]
         self.outputs = max(len(self.classes), 1)
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer = Tokenizer.from_file(str(Path(folder, "tokenizer.json")))
         self.tokenizer.no_padding()
         length, stride, side = map(self.options.get, ("max_length", "stride", "truncation_side"))
         self.has_windows = self.options["long_texts"] == "windows"
         # With windows, a longer text becomes several, which overlap by `stride` tokens.
         self.tokenizer.enable_truncation(length, stride=stride * self.has_windows, direction=side)
-        settings, cpu = onnxruntime.SessionOptions(), ["CPUExecutionProvider"]
+        settings, file = onnxruntime.SessionOptions(), str(Path(folder, "model.onnx"))
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self.session = onnxruntime.InferenceSession(str(folder / "model.onnx"), settings, cpu)
-        self.input_names = [value.name for value in self.session.get_inputs()]
+        self.session = onnxruntime.InferenceSession(file, settings, ["CPUExecutionProvider"])
 
     def predict(
         self,
@@ -93,7 +93,7 @@ class Classifier:
         """Return the inputs of the model, each [encodings, longest]."""
         padding = dict(zip(COLUMNS, [*self.options["padding"], 0], strict=True))
         arrays, longest = {}, max(map(len, encodings))
-        for name in self.input_names:
+        for name in (value.name for value in self.session.get_inputs()):
             array = np.full((len(encodings), longest), padding[name], np.int64)
             for row, encoding in enumerate(encodings):
                 first = longest - len(encoding) if self.options["pads_left"] else 0
@@ -121,6 +121,12 @@ class Classifier:
             result = {"labels": labels, "label_probabilities": [scores[i] for i in kept]}
         scores_by_class = dict(zip(self.classes, scores, strict=True))
         return result | ({"probabilities": scores_by_class} if all_scores else {})
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, without reading all of it into memory."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_rows(texts: list[str], pairs: list[str], *, has_pairs: bool) -> Iterator[list[str]]:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from finetune.tokenization.encode import Texts
 
+# Set before onnxruntime is imported. Otherwise it sends events to Microsoft.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # The file names of the library optimum, so that its classes find the files.
 FILES = {"onnx": "model.onnx", "onnx-int8": "model_quantized.onnx"}
 VERIFIED_FILE, TOKENIZER = "verified.json", "tokenizer.json"

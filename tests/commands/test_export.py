@@ -1,6 +1,7 @@
 """``finetune export`` on real runs."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -211,6 +212,20 @@ def test_bundle_can_be_used_like_its_run(bundle: Path, command: "Command") -> No
 def test_bundle_does_not_contain_local_paths(bundle: Path) -> None:
     for file in bundle.iterdir():
         assert b"secret" not in file.read_bytes(), file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [["classify.py"], ["-m", "finetune", "predict", "."]])
+def test_onnxruntime_sends_no_events(bundle: Path, program: list[str], tmp_path: Path) -> None:
+    # Before it sends events, it writes an ID of the machine to the cache folder.
+    (tmp_path / "home").mkdir()
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    homes = {"HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    code = "import onnxruntime as o; o.InferenceSession('model.onnx')"
+    for words, is_quiet in ((program, True), (["-c", code], False)):
+        command = [sys.executable, *words, *["a text"] * is_quiet]
+        subprocess.run(command, check=True, cwd=bundle, env=kept | homes)
+        assert bool([*tmp_path.rglob("deviceid")]) != is_quiet
 
 
 @pytest.mark.slow
