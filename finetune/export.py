@@ -45,11 +45,13 @@ EXAMPLE_SHAPE = (2, 7)
 CLASSIFY_FILE = Path(__file__).with_name("classify.py")
 BUNDLE_PACKAGES = ("numpy", "onnxruntime", "tokenizers")
 DOCKERFILE = """\
+# A container classifies its arguments, or with - its standard input, and ends. So it has no
+# HEALTHCHECK.
 FROM python:{python}-slim
 WORKDIR /bundle
 COPY requirements.txt .
 RUN pip install --no-cache-dir -r requirements.txt
-COPY . .
+COPY --chown=nobody . .
 USER nobody
 ENTRYPOINT ["python", "classify.py"]
 """
