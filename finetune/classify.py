@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -33,8 +34,8 @@ class Classifier:
         sums = Path(folder, "SHA256SUMS")
         for line in sums.read_text(errors="replace").splitlines() if sums.is_file() else ():
             digest, _, name = line.partition("  ")
-            file = Path(folder, name)
-            if not file.is_file() or sha256_of(file) != digest:
+            path = Path(folder, name)
+            if not path.is_file() or sha256_of(path) != digest:
                 raise ValueError(f"{name} does not match {sums}: copy or export the bundle again")
         self.options = json.loads(Path(folder, "inference.json").read_text(encoding="utf-8"))
         self.classes: list[str] = self.options["classes"]
