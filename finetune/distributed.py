@@ -1,4 +1,4 @@
-"""The processes that train one model together: their ranks and their collective operations.
+"""Ranks and collective operations of the processes that train one model together.
 
 ``torchrun`` and ``accelerate launch`` start them. Without a launcher there is one process. Each
 function then returns at once, without importing PyTorch.
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-# All ranks do the same work. A rank that is this late counts as lost.
+# All ranks do the same work. A rank that is this late is treated as lost.
 SECONDS_LATE = 20
-# How long ranks wait for work of a single rank, such as a download, and for the others to join.
+# How long ranks wait for work by a single rank, such as a download, and for others to join.
 MAX_SECONDS = 1800
 # Processes can't find each other unless all of these variables are set.
 _NEEDED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -47,7 +47,7 @@ _device_group: "torch.distributed.ProcessGroup | None" = None
 
 
 def read_launch() -> Launch:
-    """Return the launch in the environment; a single process if a variable is missing."""
+    """Read the launch from the environment. It is a single process if a variable is missing."""
     if not all(map(os.environ.get, _NEEDED_VARIABLES)):
         return Launch()
     ranks = {name: value for name in RANK_VARIABLES if (value := os.environ.get(name))}
@@ -65,7 +65,7 @@ def read_launch() -> Launch:
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """Join the processes of the launcher, if there is one."""
+    """Join the processes of the launcher, if any."""
     launch = read_launch()
     if launch.world_size > 1:
         _join(launch)
@@ -79,10 +79,10 @@ def _join(launch: Launch) -> None:
 
     if torch.distributed.is_initialized():
         return
-    # Divide the cores among the processes of this host, unless the user or torchrun did.
+    # Divide the cores among the processes on this host, unless the user or torchrun did.
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // launch.local_world_size))
-        # Child processes read this. Without it, Accelerate warns and chooses a number.
+        # For child processes. Without it, Accelerate warns and chooses a number.
         os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
     with explained("joining processes", rank=launch.rank, world_size=launch.world_size):
         PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=MAX_SECONDS))
@@ -110,24 +110,24 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Return whether this is the main process, which writes and prints."""
+    """Return whether this is the main process, which writes files and prints."""
     return _current.rank == 0
 
 
 def alone() -> AbstractContextManager[None]:
-    """Make collective operations do nothing, because only this rank does the work."""
+    """Disable collective operations, because only this rank does the work."""
     return _working_as(Launch())
 
 
 def use_device(device: "Device") -> None:
-    """Let ``all_reduce_sum`` reduce tensors on a device. All ranks call it."""
+    """Make ``all_reduce_sum`` reduce tensors on a device. All ranks call it."""
     global _device_group
     if world_size() > 1:
         _device_group = device.make_group()
 
 
 def share(length: int) -> slice:
-    """Return the contiguous part of a sequence for this rank. Only the last part is shorter."""
+    """Return this rank's contiguous part of a sequence. Only the last parts can be shorter."""
     size = -(-length // world_size())
     return slice(rank() * size, (rank() + 1) * size)
 
@@ -147,7 +147,7 @@ def all_reduce_sum(tensor: "torch.Tensor") -> None:
 
 
 def all_reduce_max(number: int, *, seconds: float = MAX_SECONDS) -> int:
-    """Return the maximum over all ranks; ``seconds`` limits the wait for them."""
+    """Return the maximum over all ranks. Wait at most ``seconds`` for them."""
     if world_size() == 1:
         return number
     import torch
@@ -166,12 +166,12 @@ def any_rank(flag: bool) -> bool:
 
 
 def barrier() -> None:
-    """Wait until all ranks are here."""
+    """Wait for all ranks."""
     all_reduce_max(0)
 
 
 def broadcast(make: Callable[[], Value]) -> Value:
-    """Return what ``make`` returns on the main rank. Only the main rank calls it."""
+    """Call ``make`` on the main rank, and return its result on all ranks."""
     if world_size() == 1:
         return make()
     from accelerate.utils import broadcast_object_list
@@ -186,7 +186,7 @@ def broadcast(make: Callable[[], Value]) -> Value:
 
 
 def gather(value: Value) -> list[Value]:
-    """Return the values of all ranks, by rank."""
+    """Return the values of all ranks, in rank order."""
     if world_size() == 1:
         return [value]
     from accelerate.utils import gather_object
@@ -198,10 +198,10 @@ def gather(value: Value) -> list[Value]:
 
 @contextmanager
 def oom_on_all_ranks(memory: "DeviceMemory", *, seconds: float | None = None) -> Iterator[None]:
-    """Run work that all ranks do at the same time. If a rank runs out of memory, all ranks fail.
+    """Run work that all ranks do at the same time. If one runs out of memory, all ranks fail.
 
     The work must not wait for other ranks. Each rank then waits for the others, by default for 20
-    seconds plus twice the time of its own work. If another rank ran out of memory, this raises
+    seconds plus twice the time of its own work. If another rank ran out of memory, raise
     OutOfMemoryElsewhereError.
     """
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""The events of a run, and the context variable with the function that receives them."""
+"""Events of a run, and the context variable with the function that receives them."""
 
 import time
 from collections import defaultdict
@@ -19,12 +19,12 @@ class Info:
 
 
 class Guess(Info):
-    """Columns that were guessed, with the reasons."""
+    """Guessed columns, with reasons."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a run, such as ``load``, started or, with its seconds, finished without error."""
+    """A stage of a run, such as ``load``, started or, with ``seconds``, finished successfully."""
 
     name: str
     seconds: float | None = None
@@ -32,7 +32,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class WarningMessage:
-    """A problem, and what the user can do about it; the work continues."""
+    """A problem that doesn't stop the work, and what the user can do about it."""
 
     message: str
     remedy: str = ""
@@ -48,7 +48,7 @@ class Advance:
 
 @dataclass(frozen=True)
 class Trial:
-    """A batch size was tried, with the whole model or a part."""
+    """A trial of a batch size, with the whole model or a part."""
 
     batch_size: int
     status: TrialStatus
@@ -102,7 +102,7 @@ def emit(event: Event) -> None:
 
 
 def current_receiver() -> Emit:
-    """Return the function that events are sent to now."""
+    """Return the current receiver of events."""
     return _receiver.get()
 
 
@@ -122,13 +122,13 @@ def muted() -> AbstractContextManager[None]:
 
 
 class StageClock:
-    """Seconds of this process per stage. Each moment counts only for the innermost stage."""
+    """Measures the seconds per stage in this process. Time is attributed to the innermost stage."""
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        """Start again from zero, in the stage ``imports``."""
+        """Restart from zero, in stage ``imports``."""
         self._seconds, self._running = defaultdict[str, float](float), ["imports"]
         self._since = time.perf_counter()
 
@@ -147,7 +147,7 @@ class StageClock:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Count the time of the block for a stage."""
+        """Attribute the time of the block to a stage."""
         self.seconds()
         self._running.append(name)
         try:
@@ -162,7 +162,7 @@ clock = StageClock()
 
 @contextmanager
 def stage(name: str, *, counts_as: str = "") -> Iterator[None]:
-    """Emit that a stage started and, unless it fails, that it finished."""
+    """Emit the start and, unless it fails, the end of a stage."""
     emit(Stage(name))
     started = time.perf_counter()
     with clock(counts_as or name):

@@ -1,7 +1,7 @@
-"""Download models and data from the Hugging Face Hub, and upload models.
+"""Downloads models and data from the Hugging Face Hub, and uploads models.
 
-No other module uses the network. A revision is resolved to a commit once, and all files are from
-that commit. If the Hub does not answer, or ``HF_HUB_OFFLINE`` is set, they come from the cache.
+No other module uses the network. A revision is resolved to a commit once, and all files come from
+that commit. If the Hub doesn't respond, or ``HF_HUB_OFFLINE`` is set, they come from the cache.
 """
 
 import glob
@@ -35,7 +35,7 @@ RepoType = Literal["model", "dataset"]
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository at one commit. If the Hub is ``unreachable``, only its cached files."""
+    """A repository at one commit. If the Hub is ``unreachable``, only its cached files exist."""
 
     repo_type: RepoType
     name: str
@@ -44,13 +44,13 @@ class Repository:
     unreachable: HubNotReachableError | None = None
 
     def fetch(self, names: Iterable[str]) -> Path:
-        """Return the folder with these files; download those that are not in the cache."""
+        """Return the folder with these files. Download files that aren't in the cache."""
         folder = _cache_of(self.repo_type, self.name) / "snapshots" / self.commit
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             if self.unreachable:
                 raise self.unreachable
-            # A download retries for 20 s. This fails at once if the Hub does not answer.
+            # A download would retry for 20 s. This fails at once if the Hub doesn't respond.
             ask_hub(self.repo_type, self.name, self.commit)
             failure = f"the download of {self.name} was interrupted"
             with _explained(self.repo_type, self.name, failure):
@@ -79,9 +79,9 @@ def resolve(repo_type: RepoType, name: str, *, revision: str | None) -> Reposito
         paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
         files = frozenset(map(Path.as_posix, paths))
         return Repository(repo_type, name, commit, files, unreachable)
-    if info.sha != revision:  # a download by commit does not store the branch
+    if info.sha != revision:  # downloading by commit doesn't store the branch
         reference = _cache_of(repo_type, name) / "refs" / revision
-        with suppress(OSError):  # a cache that can only be read
+        with suppress(OSError):  # the cache may be read-only
             reference.parent.mkdir(parents=True, exist_ok=True)
             write_text_atomically(reference, info.sha, flushes=False)
     files = frozenset(sibling.rfilename for sibling in info.siblings or ())
@@ -89,14 +89,13 @@ def resolve(repo_type: RepoType, name: str, *, revision: str | None) -> Reposito
 
 
 def fetch_model(name: str, *, revision: str | None, with_weights: bool = True) -> Path:
-    """Return the folder with a model's config, tokenizer and weights; its name is the commit."""
+    """Return the folder with a model's config, tokenizer and weights, named after the commit."""
     model = resolve("model", name, revision=revision)
     files = [file for file in model.files if "/" not in file]
     weights = [WEIGHTS] if WEIGHTS in files else list(filter(_SHARD.fullmatch, files))
     if CONFIG not in files:
         raise model.unreachable or errors.ModelUnsupportedError(
-            f"the model {name!r} has no {CONFIG}",
-            remedy="choose a model in the format of transformers",
+            f"the model {name!r} has no {CONFIG}", remedy="choose a model in transformers format"
         )
     if with_weights and not weights:
         raise model.unreachable or errors.ModelUnsupportedError(
@@ -105,12 +104,12 @@ def fetch_model(name: str, *, revision: str | None, with_weights: bool = True) -
             "it with --revision refs/pr/N, or choose another model",
         )
     folder = model.fetch(file for file in files if file.endswith((".json", ".txt", ".model")))
-    # The weights come last, so that a cache with weights has all files.
+    # Weights come last, so that a cache with weights contains all files.
     return model.fetch(weights) if with_weights else folder
 
 
 def has_weights(name: str, *, revision: str | None) -> bool:
-    """Return whether the weights of a model are in the cache, at its newest known revision."""
+    """Return whether a model's weights are in the cache, at its newest known revision."""
     with suppress(hub_errors.HFValidationError):
         files = (WEIGHTS, SHARDS_INDEX)
         cached = (try_to_load_from_cache(name, file, revision=revision) for file in files)
@@ -121,7 +120,7 @@ def has_weights(name: str, *, revision: str | None) -> bool:
 def upload_model(
     files: Mapping[str, Path], name: str, *, public: bool, revision: str | None, message: str
 ) -> tuple[str, bool]:
-    """Upload files in one commit; return the commit, and whether the repository is public."""
+    """Upload files in one commit. Return the commit, and whether the repository is public."""
     api = HfApi()
     with _explained("model", name, f"the upload to {name} was interrupted"):
         try:
@@ -145,7 +144,7 @@ def page_of_upload(name: str, *, revision: str | None) -> str:
     """Return the URL of an uploaded model."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise UsageError(
-            f"{name!r} is not a valid name of a repository on the Hub",
+            f"{name!r} is not a valid repository name on the Hub",
             remedy="write OWNER/NAME, with letters, digits, '-', '_' and '.'",
         )
     return _page("model", name) + (f"/tree/{revision}" if revision else "")
@@ -170,7 +169,7 @@ def endpoint() -> str:
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder next to the Hub cache for other files; it may not exist yet."""
+    """Return a folder for other files next to the Hub cache. It need not exist."""
     return Path(constants.HF_ASSETS_CACHE, "finetune", name)
 
 
@@ -183,7 +182,7 @@ def _page(repo_type: RepoType, name: str) -> str:
 
 
 def _explained(repo_type: RepoType, name: str, failure: str) -> AbstractContextManager[None]:
-    """Explain the errors of the Hub client; ``failure`` is what failed."""
+    """Explain errors of the Hub client. ``failure`` describes what failed."""
     words = {
         "page": _page(repo_type, name),
         "endpoint": endpoint(),

@@ -1,1 +1,1 @@
-"""Find labels that are probably wrong, near duplicates, and whether a table has enough rows."""
+"""Finds probably wrong labels and near duplicates."""

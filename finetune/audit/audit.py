@@ -1,4 +1,4 @@
-"""Audit a table in one pass over its texts, with linear heads on features of the frozen encoder."""
+"""Audits a table in one pass over its texts, with linear heads on frozen-encoder features."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -46,16 +46,16 @@ from finetune.training.linear_head import (
 
 # Larger tables are sampled.
 MAX_ROWS = 100_000
-# The fraction of rows that is listed as suspects.
+# The fraction of rows to list as suspects.
 LISTED_FRACTION = 0.1
 SEEDS = 3
 LOWEST_PROBABILITY = 1e-6
-# Above this many features times outputs, the heads would take a minute per seed.
+# Above this product of features and outputs, heads would take a minute per seed.
 MAX_WORK = 1.2e8
-# This many suspects get words, as long as their texts without a word have at most a tenth as many
-# tokens as the table. MiniLM reads 10,000 tokens in about two seconds on two CPU cores.
+# This many suspects are explained, as long as their texts with left-out words have at most 10% as
+# many tokens as the table. MiniLM reads 10,000 tokens in about two seconds on two CPU cores.
 MAX_EXPLAINED, EXPLAINED_FRACTION, MIN_EXPLAINED_TOKENS = 200, 0.1, 10_000
-# More variants of a text are rare, because only some words of long texts are left out.
+# Texts rarely have more variants, because only some words of long texts are left out.
 MAX_VARIANTS = 100
 
 Record = Mapping[str, Any]
@@ -64,10 +64,10 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Audit:
-    """The result. Without labels, it has only duplicates.
+    """The result of an audit. Without labels, it lists only duplicates.
 
-    ``decided`` are rows of the corrections, with their decision, which are no suspects again.
-    ``splits`` has the rows of each split of the table, or of the run that was audited.
+    ``decided`` are rows in the corrections, with their decision, which are not suspects again.
+    ``splits`` counts the rows of each split of the table, or of the audited run.
     """
 
     data: str
@@ -101,16 +101,16 @@ class _Table:
 
     @cached_property
     def numbers(self) -> NDArray[np.int64]:
-        """The number of each row in its table: [rows]."""
+        """Row numbers in the table: [rows]."""
         return np.asarray(self.rows["row"].to_numpy())
 
     def records(self, rows: NDArray[np.int64], **columns: Any) -> list[Record]:
-        """Return some rows as records, with more columns."""
+        """Return rows as records, with additional columns."""
         where: dict[str, Any] = {"split": self.splits[rows], "row": self.numbers[rows]}
         if "id" in self.rows.column_names:
             where["id"] = self.rows["id"].take(pyarrow.array(rows))
         if self.places:
-            # Splits that a run holds out come from the table of the training rows.
+            # Splits held out by a run come from the table of the training rows.
             of_split = [self.places.get(split, self.places["train"]) for split in self.splits[rows]]
             numbers = zip(of_split, where["row"].tolist(), strict=True)
             where["place"] = [place(number) for place, number in numbers]
@@ -130,7 +130,7 @@ def audit(
     """Audit all rows of the data with linear heads on the frozen encoder.
 
     If the options are from a run, the rows are in its splits. ``out_of_fold`` is the folder of a
-    cross-validation whose predictions are used as well, ``read`` the data if they were read to
+    cross-validation whose predictions are also used, ``read`` the data if it was read to
     guess options.
     """
     with stage("data"):
@@ -180,7 +180,7 @@ def audit(
 
 
 def _load_table(config: Config, *, is_run: bool, read: LoadedData | None) -> _Table:
-    """Load all rows, or a sample. Rows of a table without labels get zeros."""
+    """Load all rows or a sample. Unlabeled tables get zeros as labels."""
     path = Path(config.data.data).expanduser()
     try:
         loaded, has_labels = (load_splits if is_run else load_data)(config.data, read=read), True
@@ -213,7 +213,7 @@ def _prepare(config: Config, table: _Table) -> RunInputs:
 
 
 def _mix_with_folds(logits: Logits, table: _Table, path: Path) -> NDArray[np.float32]:
-    """Average logits with those of a cross-validation, for the rows that it has as well."""
+    """Average logits with the logits of a cross-validation, for common rows."""
     task, rows, outputs = read_out_of_fold(path)
     mixed, probabilities = logits.copy(), outputs.probabilities
     if probabilities is None or [*task.class_names] != [*table.task.class_names]:
@@ -230,7 +230,7 @@ def _mix_with_folds(logits: Logits, table: _Table, path: Path) -> NDArray[np.flo
 
 
 def _describe_pairs(table: _Table, pairs: Pairs) -> list[Record]:
-    """Return near duplicates as records, those with contradictory labels first."""
+    """Return near duplicates as records, pairs with contradictory labels first."""
     labels = table.task.labels(table.rows["label"])
     first, second = labels[pairs.first], labels[pairs.second]
     differ = (first != second).any(axis=tuple(range(1, first.ndim)))
@@ -248,7 +248,7 @@ def _describe_pairs(table: _Table, pairs: Pairs) -> list[Record]:
 
 
 def _list_suspects(table: _Table, features: LabeledFeatures, logits: Logits) -> dict[int, Record]:
-    """Return the labels that are most likely wrong, by the place of their row."""
+    """Return the rows whose labels are most likely wrong, by row position."""
     task, labels, outputs = table.task, features.labels, table.task.read_logits(logits)
     order, losses = rank_suspects(task, logits, labels)
     listed = order[: int(np.ceil(LISTED_FRACTION * len(labels)))]
@@ -271,9 +271,9 @@ def _explain_suggestions(
     logits: Logits,
     suspects: Sequence[int],
 ) -> dict[int, list[WordChange]]:
-    """Return the words that speak for the suggestions for the first suspects.
+    """Return the words that support the suggestions for the first suspects.
 
-    One head, fitted without any suspect, explains them all. Each would need three heads of folds.
+    A single head, fitted without suspects, explains all of them. Otherwise, each needs three heads.
     """
     task, predicted = table.task, table.task.read_logits(logits).predicted
     targets: dict[int, Targets] = {}
@@ -287,7 +287,7 @@ def _explain_suggestions(
     left = max(MIN_EXPLAINED_TOKENS, EXPLAINED_FRACTION * float(lengths.sum()))
     rows = list[int]()
     for row in [*targets][:MAX_EXPLAINED]:
-        # A long text may not fit, but shorter ones after it.
+        # A long text may exceed the limit while shorter ones after it don't.
         if (tokens := lengths[row] * min(lengths[row], MAX_VARIANTS)) <= left:
             rows.append(row)
             left -= tokens
@@ -319,7 +319,7 @@ def _explain_suggestions(
 def predict_out_of_fold(
     rows: LabeledFeatures, groups: NDArray[np.int64], *, folds: int
 ) -> NDArray[np.float32]:
-    """Return the mean logits of heads fitted without the group of each row: [rows, outputs]."""
+    """Compute the mean logits of heads fitted without the group of each row: [rows, outputs]."""
     if len(np.unique(groups)) == 1:  # All rows are near duplicates of each other.
         groups = np.arange(len(groups))
     chosen, _ = choose_inverse_regularization(rows, seed=0)
@@ -332,9 +332,9 @@ def predict_out_of_fold(
 
 
 def rank_suspects(task: Task, logits: Logits, labels: Labels) -> tuple[NDArray[np.int64], Labels]:
-    """Return rows, the highest loss first, and the loss of every row of the table.
+    """Return rows by descending loss, and the loss of every row of the table.
 
-    The only row of a class is left out, since no head learned that class from other rows.
+    Leave out the only row of a class, because no head learned the class from other rows.
     """
     losses = np.asarray(task.evaluation_losses(logits, labels), np.float64)
     order = np.argsort(-losses, kind="stable")

@@ -1,4 +1,4 @@
-"""Find near duplicates: texts with most words in common, or with nearly the same features."""
+"""Finds near duplicates: texts that share most words or have nearly the same features."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ Rows = NDArray[np.int64]
 MIN_SHARED_WORDS = 0.6
 # Cosine of centered features. In TREC, all pairs above it have the same meaning.
 MIN_COSINE = 0.96
-# Comparing the features of more rows would take minutes.
+# Comparing features of more rows would take minutes.
 MAX_COMPARED_ROWS = 20_000
 # Only words in at most this fraction or number of texts are used to find similar texts.
 RARE_FRACTION, RARE_ROWS = 0.01, 200
@@ -28,22 +28,22 @@ BLOCK = 1_024
 
 
 class Pairs(NamedTuple):
-    """Pairs of rows, the first above the second, with their similarity in 0..1: each [pairs]."""
+    """Row pairs, the first row above the second, with similarities in 0..1: each [pairs]."""
 
     first: Rows
     second: Rows
     similarity: NDArray[np.float64]
 
     def groups(self, rows: int) -> Rows:
-        """Return the number of each row's group, [rows]: rows in a pair share one."""
+        """Return a group number per row: [rows]. The rows of a pair are in the same group."""
         graph = coo_matrix((np.ones(len(self.first)), (self.first, self.second)), (rows, rows))
         return np.asarray(connected_components(graph, directed=False)[1], np.int64)
 
 
 def find_near_duplicates(texts: pyarrow.Array, features: NDArray[np.float32]) -> Pairs:
-    """Return pairs of rows whose texts are the same, share most words, or mean the same.
+    """Find pairs of rows whose texts are equal, share most words, or mean the same.
 
-    Case, punctuation and the order of words do not matter. Features are compared for at most
+    Ignore case, punctuation and word order. Compare features for at most
     ``MAX_COMPARED_ROWS`` rows.
     """
     numbers = number_texts(pyarrow.chunked_array([texts]))
@@ -56,7 +56,7 @@ def find_near_duplicates(texts: pyarrow.Array, features: NDArray[np.float32]) ->
     low = np.concatenate([repeat_of[repeats], *(distinct[part.first] for part in pairs)])
     high = np.concatenate([repeats, *(distinct[part.second] for part in pairs)])
     similarity = np.concatenate([np.ones(len(repeats)), *(part.similarity for part in pairs)])
-    # A pair that was found in both ways keeps the higher similarity.
+    # Pairs found by both keep the higher similarity.
     order = np.lexsort((-similarity, np.maximum(low, high), np.minimum(low, high)))
     first, second = np.minimum(low, high)[order], np.maximum(low, high)[order]
     is_new = np.diff(first * len(texts) + second, prepend=-1) != 0
@@ -64,9 +64,9 @@ def find_near_duplicates(texts: pyarrow.Array, features: NDArray[np.float32]) ->
 
 
 def _weigh_words(texts: pyarrow.Array) -> csr_matrix:
-    """Return the distinct words of each text with their rarity: [texts, words]."""
+    """Weigh the distinct words of each text by rarity: [texts, words]."""
     plain = pc.replace_substring_regex(pc.utf8_lower(texts), "['\u2019]", "")
-    # Scripts without spaces: each character counts as a word.
+    # In scripts without spaces, each character is a word.
     scripts = r"([\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}])"
     spaced = pc.replace_substring_regex(plain, scripts, r" \1 ")
     lists = pc.list_slice(pc.split_pattern_regex(spaced, r"[^\p{L}\p{M}\p{N}]+"), 0, MAX_WORDS)
@@ -89,7 +89,7 @@ def _pairs_by_words(words: csr_matrix) -> Pairs:
     for start in range(0, len(total), BLOCK):
         shared = (rare[start : start + BLOCK] @ rare.T).tocoo()
         low, high = shared.row + start, shared.col.astype(np.int64)
-        # The exact similarity is computed if half of the rare words are shared.
+        # Compute the exact similarity if half of the rare words are shared.
         is_likely = (low < high) & (3 * shared.data >= count[low] + count[high])
         low, high = low[is_likely], high[is_likely]
         both = np.asarray(words[low].multiply(has_word[high]).sum(axis=1)).ravel()
@@ -111,5 +111,5 @@ def _pairs_by_features(features: NDArray[np.float32]) -> Pairs:
 
 
 def normalize_rows(features: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return centered features of norm 1, so that products are cosines: [rows, hidden]."""
+    """Center features and scale them to norm 1, so that products are cosines: [rows, hidden]."""
     return normalize(features - features.mean(axis=0))

@@ -1,1 +1,1 @@
-"""The largest batch that fits in a device's memory, and the fastest."""
+"""Finds the largest batch size that fits in device memory and the fastest one."""

@@ -1,4 +1,4 @@
-"""Estimate batch sizes of a Mac that is not here, from a step on fake tensors."""
+"""Estimates batch sizes for another Mac, from steps on fake tensors."""
 
 import weakref
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from finetune.errors import ModelUnsupportedError
 _BATCH_SIZES = (1, 256, 1024)
 # A process holds 0.5 GiB (Python and PyTorch) and this multiple of its live tensors. Calibrated on
 # published runs on Macs with 8 to 36 GB, together with the memory that macOS keeps
-# (devices/mps/facts.py). The estimates are at most 10% outside of the limits that those runs show.
+# (devices/mps/facts.py). The estimates are at most 10% outside of the limits shown by those runs.
 _SLOPE, _OFFSET_BYTES, _ERROR_SHARE = 1.44, 2**29, 0.35
 BASIS = "Estimated. Checked against published runs on five Macs: docs/batch-sizes.md."
 
@@ -62,8 +62,8 @@ def estimate(case: Case, mac: Mac, *, limit: int) -> Result:
 
 
 def allocated_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
-    """Take steps one after another; return the most bytes of tensors alive in each."""
-    # Splitting a model needs the values of tensors, which fake tensors lack. In the whole model,
+    """Take one step per batch size. Return the peak bytes of live tensors in each."""
+    # Splitting a model needs tensor values, which fake tensors lack. In the whole model,
     # frozen layers run as well, but save nothing for the backward pass.
     part = "whole" if case.part == "trainable" and case.mode.trains_encoder else case.part
     # The CPU has no fp16, and bf16 has as many bytes per value.
@@ -71,12 +71,12 @@ def allocated_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
     peaks = []
     try:
         with (
-            # Arrays of the examples in a trial are real, not fake tensors.
+            # The example arrays in a trial are real, not fake tensors.
             FakeTensorMode(allow_non_fake_inputs=True),
             LiveMemory() as memory,
             keeping_memory_as(case.device),
             no_init_weights(),
-            # peft moves its adapters to the device of the model, which fake tensors can't be.
+            # peft moves its adapters to the model's device, which fails for fake tensors.
             patch.object(nn.Module, "to", lambda module, *_, **__: module),
         ):
             model = build_trial_model(fake_case, device=CpuDevice())
@@ -97,7 +97,7 @@ def allocated_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
 class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tracks every storage from its allocation until its last tensor is freed.
 
-    Fake tensors have no values, so that a step of any size takes a second and no memory. PyTorch's
+    Fake tensors have no values, so a step of any size takes a second and no memory. PyTorch's
     own ``MemTracker`` fails on frozen parameters and takes 12 seconds.
     """
 
@@ -108,7 +108,7 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: set[int] = set()
 
     def reset_peak(self) -> None:
-        """Follow the peak from now on."""
+        """Restart peak tracking."""
         self.peak_bytes = self.live_bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

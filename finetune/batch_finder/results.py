@@ -1,4 +1,4 @@
-"""The step whose batch size is searched for, and the sizes that a search or an estimate found."""
+"""Cases of a batch-size search, and the results of searches and estimates."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from finetune.tasks.tables import DisplayMixin
 
 Part = Literal["whole", "features", "trainable"]
 
-# Keys of a config that don't affect the shapes of tensors, such as the origin of the model.
+# Config keys that don't affect tensor shapes, such as the origin of the model.
 _NOT_ARCHITECTURE = {
     "_name_or_path", "architectures", "dtype", "id2label", "label2id", "problem_type",
     "task_specific_params", "transformers_version",
@@ -22,11 +22,11 @@ _NOT_ARCHITECTURE = {
 
 @dataclass(frozen=True)
 class Case:
-    """Everything that the memory of a step depends on, except the batch size.
+    """Everything that the memory of a step depends on except the batch size.
 
-    ``part`` is ``whole`` for a step on texts. If features of the frozen layers are stored, it is
-    ``features`` for their extraction and ``trainable`` for a step on them. The architecture counts
-    the layer of ``model.mean_pooling``.
+    ``part`` is ``whole`` for a step on texts. If frozen-layer features are stored, it is
+    ``features`` for their extraction and ``trainable`` for a step on them. The architecture
+    includes the layer of ``model.mean_pooling``.
     """
 
     device: str
@@ -42,13 +42,13 @@ class Case:
     lora: Lora | None = None
 
     def identity(self) -> dict[str, Any]:
-        """Return the fields that a result has too."""
+        """Return the fields shared with a result."""
         names = ("device", "mode", "padded_length", "precision")
         return {name: getattr(self, name) for name in names}
 
 
 def architecture_of(model_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of ``config.to_dict()`` that decides the tensors, as JSON types."""
+    """Return the part of ``config.to_dict()`` that determines tensor shapes, as JSON types."""
     kept = {name: value for name, value in model_config.items() if name not in _NOT_ARCHITECTURE}
     architecture: dict[str, Any] = json.loads(json.dumps(kept))
     return architecture
@@ -59,15 +59,15 @@ class Result:
     """The batch sizes of a model in one mode. Sizes are 0 if not even one example fits.
 
     Args:
-        machine: The Mac, in an estimate.
-        budget_bytes: The memory that training may take, None if nothing fits.
-        peak_bytes: Peak memory at the largest size, None if unknown.
+        machine: The Mac of an estimate.
+        budget_bytes: The memory that training can use, or None if nothing fits.
+        peak_bytes: Peak memory at the largest size, or None if unknown.
         largest: The largest size that fits, confirmed in a new process.
-        first_failed: The smallest size that failed for memory.
-        predicted_largest: The largest size that should fit, if time ended the search.
+        first_failed: The smallest size that ran out of memory.
+        predicted_largest: The predicted largest size, if the search hit its time limit.
         fastest: The smallest size whose speed is within 3% of the best.
         recommended: The size to train with: the fastest with enough memory to spare.
-        features_batch_size: The size for extracting features and evaluating.
+        features_batch_size: The size for feature extraction and evaluation.
         highest: The upper bound of an estimate, whose lower bound is ``recommended``.
         basis: What an estimate is based on.
     """
@@ -99,23 +99,23 @@ class Result:
 
     @property
     def is_short_of_memory(self) -> bool:
-        """Whether a larger batch size would be recommended if there were more memory."""
+        """Whether a larger batch size would be recommended with more memory."""
         return self.first_failed is not None or self.recommended < (self.fastest or 0)
 
 
 @dataclass(frozen=True, repr=False)
 class FoundBatches(DisplayMixin):
-    """What ``find-batch`` found on this machine, or estimated for another."""
+    """The results of ``find-batch`` on this machine, or estimates for another."""
 
     results: tuple[Result, ...]
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a row for each mode and length, without the trials."""
+        """Return one row per mode and length, without trials."""
         rows = [asdict(result) | {"trials": None} for result in self.results]
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``find-batch --json`` prints."""
+        """Return the JSON output of ``find-batch``."""
         return {
             "schema_version": SCHEMA_VERSION,
             "results": [asdict(result) for result in self.results],

@@ -1,12 +1,12 @@
-"""Search for the batch sizes of a model on one device, or confirm the results of a search.
+"""Searches for the batch sizes of a model on one device, or confirms earlier results.
 
 The search tries 4 examples and grows until two trials give a line of memory. Then it jumps to 0.985
 of the predicted size, brackets the largest size that fits to 2%, and confirms it in a new process.
 Memory is fragmented, so a batch often fails although 1 or 2% of the budget should be free.
 
 A trial takes a few steps at one padded length, a run takes thousands at many lengths. On a CPU, 50
-steps of mixed lengths took a fifth more memory per example. So the recommended size is the fastest
-within 0.75 of the size at which memory ends.
+steps of mixed lengths took 20% more memory per example. So the recommended size is the fastest
+within 0.75 of the size at which memory runs out.
 """
 
 import json
@@ -34,11 +34,11 @@ from finetune.files import WRITTEN_BY, read_cache_json, write_cache_json
 from finetune.model.tensor_store import key_of
 
 FIRST_SIZE, TARGET, TOLERANCE, SAFE_SIZE = 4, 0.985, 0.02, 0.75
-# After this many trials only the largest size is confirmed.
+# After this many trials, only the largest size is confirmed.
 MAX_TRIALS = 8
-# If the predicted size fails, the search goes down by this fraction, then by twice that.
+# If the predicted size fails, the search steps down by this fraction, then by twice that.
 STEP_DOWN = 0.02
-# A prediction is unreliable if a proportional estimate is below this fraction of it.
+# Predictions are unreliable if a proportional estimate is below this fraction of them.
 FAR = 0.75
 # Sizes within this fraction of the best speed count as fastest.
 FASTEST = 0.97
@@ -48,7 +48,7 @@ STEPS_PER_TRIAL = 4
 MIN_SPEED = 0.5
 # The minimum ratio of two sizes for a slope.
 MIN_SPAN = 1.25
-# Free memory is never quite the same. A budget larger by this factor is worth another search.
+# Free memory fluctuates. A budget larger by this factor is worth another search.
 MORE_BUDGET = 1.05
 # Results depend on these packages. This package decides what is recommended.
 PACKAGES = ("finetune-mps", "torch", "transformers", "accelerate")
@@ -88,7 +88,7 @@ class MemoryLine(NamedTuple):
 
 
 def fit_memory(peaks: Mapping[int, int]) -> MemoryLine:
-    """Fit peaks in bytes by batch size, through the two largest sizes that are far enough apart."""
+    """Fit peak bytes by batch size, through the two largest sizes that are far enough apart."""
     smallest, largest = min(peaks), max(peaks)
     size = max((size for size in peaks if size * MIN_SPAN <= largest), default=0)
     growth_bytes = peaks[largest] - peaks[size] if size else 0
@@ -110,12 +110,12 @@ def fastest_size(speeds: Mapping[int, float]) -> int:
 class Search:
     """Finds the largest batch size that fits, confirmed in a new process, and the fastest.
 
-    Two trials of the same size may disagree. A size that failed once is never returned.
+    Two trials of the same size can disagree. A size that failed once is never returned.
 
     Args:
         run: Tries a batch size, in a new process if ``new_process`` is true.
-        first: Size to start with, None for a small one.
-        time_limit: Seconds. A trial that would end later is left out, if there is a result.
+        first: Size to start with, or None for a small one.
+        time_limit: Seconds. If a result exists, a trial that would end later is skipped.
         slows_down: Whether the device swaps instead of rejecting an allocation.
     """
 
@@ -155,7 +155,7 @@ class Search:
         )
 
     def _review(self) -> None:
-        """Draw conclusions from the trials so far; raise an error if the last ends the search."""
+        """Evaluate the trials so far. Raise an error if the last trial ends the search."""
         if self.slows_down:
             self.trials = [self._judge_speed(trial) for trial in self.trials]
         self.too_big = {trial.batch_size for trial in self.trials if trial.status == "too_big"}
@@ -168,13 +168,13 @@ class Search:
         }
         self.largest = max(self.passed, default=0)
         self.tolerance = max(1, int(TOLERANCE * self.largest))
-        # The size at which memory ends, None while no slope is known.
+        # The size at which memory runs out, or None while no slope is known.
         peaks = {size: trial.peak_bytes for size, trial in self.passed.items() if trial.peak_bytes}
         self.predicted = fit_memory(peaks).largest_batch(self.budget_bytes) if peaks else None
         # The largest size, tried or not, that leaves enough memory free.
         end = min(self.too_big, default=math.inf if self.predicted is None else self.predicted)
         self.safe_size = max(1, math.floor(min(SAFE_SIZE * end, self.limit)))
-        # Whether a further size would have taken too long.
+        # Whether another size would have taken too long.
         self.is_late = False
         if self.trials:
             self._raise_if_hopeless(self.trials[-1])
@@ -188,13 +188,13 @@ class Search:
             )
         if not self.largest and trial.batch_size == 1:
             raise BatchDoesNotFitError(
-                f"not even a batch of one example fits in memory: {trial.reason}",
+                f"not even a single example fits in memory: {trial.reason}",
                 remedy="lower --max-length, use --gradient-checkpointing or --freeze-core, or "
                 "raise --memory",
             )
 
     def _judge_speed(self, trial: Trial) -> Trial:
-        """Mark a trial as too big if it fitted only because the system swapped."""
+        """Mark a trial as too big if it fit only because the system swapped."""
         smaller = [other for other in self.trials if other.batch_size < trial.batch_size]
         best = max((other.examples_per_second or 0.0 for other in smaller), default=0.0)
         speed = trial.examples_per_second or 0.0
@@ -204,7 +204,7 @@ class Search:
         return replace(trial, status="too_big", reason=reason)
 
     def _next_trial(self, confirmed: set[int]) -> tuple[int, bool] | None:
-        """Return the next size, and whether it is for a new process; None at the end."""
+        """Return the next size and whether it needs a new process, or None at the end."""
         size, safe_size = self._next_size(), self.safe_size
         is_safe_size_needed = (
             self.passed
@@ -226,17 +226,18 @@ class Search:
         return (safe_size, False) if is_safe_size_needed and is_affordable else None
 
     def _next_size(self) -> int | None:
-        """Return the next size on the way to the largest, None once that is bracketed."""
+        """Return the next size to try, or None once the largest is bracketed."""
         low = self.largest
         if not low:
-            # If memory is swapped, only the speed of a smaller size shows that a larger one swaps.
+            # If memory is swapped, only the speed of a smaller size reveals that a larger one
+            # swaps.
             is_small = self.trials or self.slows_down
             return 1 if is_small else min(self.first or FIRST_SIZE, self.limit)
         high = min(self.failed, default=self.limit + 1)
         if low == self.limit or (self.failed and high - low <= self.tolerance):
             return None
         peak_bytes = self.passed[low].peak_bytes or self.budget_bytes
-        # This many fit even if all of the peak so far was due to the examples.
+        # This many fit even if the examples caused all of the peak so far.
         proportional = max(low, low * self.budget_bytes // peak_bytes)
         if self.predicted is None:
             # It fits if examples took at most half of the peak so far, or if twice as many fit.
@@ -277,8 +278,8 @@ def find(
 ) -> Result:
     """Search for the batch sizes of a case, or confirm an earlier result with one trial.
 
-    ``first`` is None to start with a small batch size. ``cache`` is a folder of the results of
-    earlier searches, which a fresh search does not read.
+    ``first`` is None to start with a small batch size. ``cache`` is a folder with the results of
+    earlier searches, which a fresh search doesn't read.
     """
     started = time.perf_counter()
     max_correct = device.shapes.max_examples(padded_length=case.padded_length)
@@ -322,9 +323,9 @@ def find(
 def find_parts(
     case: Case, find_part: Callable[[Case], Result], *, stores_features: bool, action: str
 ) -> Result:
-    """Find the batch sizes of all parts of a model, or of the whole if it can't be split.
+    """Find the batch sizes of all parts of a model, or of the whole model if it can't be split.
 
-    ``action``, such as ``searching on cpu``, begins a message about each part.
+    ``action``, such as ``searching on cpu``, starts a message about each part.
     """
     started = time.perf_counter()
     results: dict[Part, Result] = {}
@@ -357,12 +358,12 @@ def find_parts(
 
 
 def memory_limit_bytes(options: SearchConfig) -> int | None:
-    """Return the most memory that the user allows."""
+    """Return the user's memory limit, or None."""
     return None if options.memory is None else parse_size(options.memory, source="--memory")
 
 
 def _limit_bytes(options: SearchConfig, device: Device) -> int | None:
-    """Return the memory limit of a trial. Ranks of one host divide its memory."""
+    """Return the memory limit of a trial. Ranks on one host divide its memory."""
     limit, ranks = memory_limit_bytes(options), read_launch().local_world_size
     if ranks == 1 or not device.memory.is_shared:
         return limit
@@ -371,7 +372,7 @@ def _limit_bytes(options: SearchConfig, device: Device) -> int | None:
 
 
 def _key(case: Case, device: Device, bounds: object) -> str:
-    """Return a key of everything that a result depends on, except the budget."""
+    """Return a key of everything that a result depends on except the budget."""
     versions = [f"{package} {version(package)}" for package in PACKAGES]
     ingredients = [asdict(case), device.description, versions, bounds]
     return key_of([json.dumps(ingredients, sort_keys=True)])

@@ -1,4 +1,4 @@
-"""A model with random weights that takes the steps of training at any batch size, measured."""
+"""A model with random weights, for measuring training steps at any batch size."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,15 +29,15 @@ from finetune.training.micro_batches import cut_batch
 from finetune.training.plan import Plan
 from finetune.training.trainer import Trainer
 
-# Shorter timings mostly measure other programs, or a GPU that was idle before.
+# Shorter timings mostly measure other programs or the wake-up of an idle GPU.
 _MIN_TIMED_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class TrialModel:
-    """Trains as ``run`` does, on random examples of the largest padded length.
+    """Trains like ``run``, on random examples of the largest padded length.
 
-    With ``frozen_layers``, ``trainer`` has only the trainable layers. ``features`` are for
+    With ``frozen_layers``, ``trainer`` contains only the trainable layers. ``features`` are for
     one example: [1, tokens, hidden], or [1, 1, hidden] if they are pooled.
     """
 
@@ -49,7 +49,7 @@ class TrialModel:
     features: torch.Tensor | None = None
 
     def begin(self) -> None:
-        """Reset everything but the weights to the start of a run."""
+        """Reset everything except the weights to the start of a run."""
         self.trainer.discard_gradients()
         self.trainer.optimizer.state.clear()
         set_training(self.trainer.model)
@@ -62,14 +62,14 @@ class TrialModel:
             self._train(batch_size)
 
     def extract(self, *, batch_size: int) -> torch.Tensor:
-        """Return the features of one batch, on the CPU."""
+        """Extract the features of one batch, on the CPU."""
         assert self.frozen_layers
         return self.frozen_layers.features(self._tokens(batch_size))
 
     def evaluate(self, *, batch_size: int) -> None:
-        """Predict one batch, as the validation between steps does."""
+        """Predict one batch, like the validation between steps."""
         if self.case.part == "features":
-            self._train(1)  # creates the state of the optimizer
+            self._train(1)  # creates the optimizer state
         self.trainer.optimizer.zero_grad(set_to_none=True)
         examples, padded_lengths = self._examples(batch_size), [self.case.padded_length]
         self.trainer.predictor.part_logits(examples, padded_lengths, batch_size)
@@ -103,7 +103,7 @@ class TrialModel:
 
 
 def build_trial_model(case: Case, *, device: Device) -> TrialModel:
-    """Build a case's model and make it ready for its steps."""
+    """Build the model of a case and prepare it for steps."""
     device.choose_attention(longest_tokens=case.padded_length)
     # Random weights take seconds on the CPU, but splitting a model needs them there.
     is_made_there = case.part == "whole" and not device.memory.is_shared
@@ -146,9 +146,9 @@ def prepare_trial_model(
     device: Device,
     frozen_layers: FrozenLayers | None = None,
 ) -> TrialModel:
-    """Make a model of the case's architecture ready for its steps, in place; by default whole."""
+    """Prepare a model of the case's architecture for steps, in place, by default as a whole."""
     freeze_parameters(model, structure, mode=case.mode)
-    # The other hyperparameters affect neither memory nor time.
+    # Other hyperparameters affect neither memory nor time.
     options = case.mode.defaults(steps_per_epoch=1) | {"precision": case.precision}
     options["learning_rate"] = 1e-5
     trainer = Trainer(
@@ -166,7 +166,7 @@ def prepare_trial_model(
 def measure(model: TrialModel, *, batch_size: int, budget_bytes: int) -> Trial:
     """Take at least two steps, three on a GPU, and evaluate one batch, of one size.
 
-    Each call starts with the weights only, as a run does. Allocations beyond the budget raise
+    Each call starts with only the weights, like a run. Allocations beyond the budget raise
     whatever PyTorch raises. The peak is None if this process can't measure it.
     """
     device, memory = model.trainer.device, model.trainer.device.memory
@@ -174,9 +174,9 @@ def measure(model: TrialModel, *, batch_size: int, budget_bytes: int) -> Trial:
     memory.release()
     memory.set_memory_limit(budget_bytes)
     memory.reset_peak()
-    # The first step also pays for new memory, the optimizer's state and kernels.
+    # The first step includes allocations, optimizer state and kernel compilation.
     model.take_step(batch_size=batch_size)
-    # The best of several timings, each twice as long as the one before.
+    # Use the best of several timings, each twice as long as the previous one.
     steps = 1 if device.is_reference else 2
     best_rate = timed_seconds = 0.0
     while timed_seconds < _MIN_TIMED_SECONDS:

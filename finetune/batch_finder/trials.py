@@ -1,9 +1,9 @@
-"""Try batch sizes in a child process, so that only the child ends if a device or a library fails.
+"""Tries batch sizes in a child process, so that a device or library failure ends only the child.
 
 The parent uses ``TrialRunner``, the child runs ``serve``. The first request is a case with its
 memory limit and the budget. For the first child the budget is None; its first reply is the budget.
 Later requests are batch sizes. A reply is a trial, or the arguments of ``ModelUnsupportedError``.
-The child of a server first sends its id, and the server sends its exit code at its end.
+The child of a server first sends its ID. When it exits, the server sends its exit code.
 """
 
 import ctypes
@@ -43,16 +43,16 @@ from finetune.events import Trial, TrialStatus, emit
 if TYPE_CHECKING:
     from finetune.devices.base import Device
 
-# Samples this frequent miss at most 1% of the peak that the kernel records.
+# Samples at this rate miss at most 1% of the peak recorded by the kernel.
 _SAMPLE_SECONDS = 0.02
-# The state of the machine changes more slowly, and takes longer to read.
+# The machine state changes more slowly and takes longer to read.
 _HOST_SAMPLE_SECONDS = 0.25
 _MAX_ERROR_BYTES = 10_000
-# The file descriptor to which a child writes errors.
+# File descriptor for a child's errors.
 _ERRORS = 2
-# A process that holds a GPU's memory takes a while to end.
+# Processes that hold GPU memory take a while to exit.
 _END_SECONDS = 30
-# prctl(2): which signal a process gets when its parent ends.
+# prctl(2): the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
 
 
@@ -65,20 +65,20 @@ class _StoppedError(Exception):
 
 
 class TrialServer:
-    """A process that forks the child processes of trials, one at a time.
+    """A process that forks child processes for trials, one at a time.
 
-    Before the first, it imports what they need, which takes seconds. Where forks are not safe, it
-    becomes the child itself, and each further child starts another server.
+    Before the first fork, it imports what they need, which takes seconds. Where forks aren't safe,
+    it becomes the child itself, and each further child starts another server.
 
     It runs in its own session, so that Ctrl-C only reaches the parent. Under torchrun it inherits
-    the variables of its parent's rank, and so uses the same GPU. Use it from one thread, because
+    its parent's rank variables, and so uses the same GPU. Use it from one thread, because
     Linux ends it when the thread that started it ends.
     """
 
     def __init__(self, module: str = "finetune.batch_finder.trials") -> None:
         self._module = module
         self._process: subprocess.Popen[bytes] | None = None
-        # The id of the child, and of the server until the child has sent its own.
+        # The ID of the child, or of the server until the child sends its own.
         self.child_id: int | None = None
         self._exit_code: int | None = None
 
@@ -112,12 +112,12 @@ class TrialServer:
             )
 
     def send(self, request: object) -> None:
-        """Send an object to the child, unless it has ended."""
+        """Send an object to the child, unless it has exited."""
         with suppress(BrokenPipeError):
             self._connection.send(request)
 
     def receive(self, timeout_seconds: float | None) -> Any:
-        """Return the child's next reply, or None if there is none yet; EOFError if it has ended."""
+        """Return the child's next reply, or None if none came. Raise EOFError if it has exited."""
         assert self._process
         try:
             reply = self._connection.recv() if self._connection.poll(timeout_seconds) else None
@@ -133,10 +133,10 @@ class TrialServer:
         return None
 
     def end_child(self) -> None:
-        """Kill the child and the processes that it started, if there is one."""
+        """Kill the child, if any, and the processes that it started."""
         with suppress(EOFError):
             while self.child_id is not None:
-                # For a child that ended and was not reaped yet, macOS reports "Operation not
+                # For a child that exited and was not reaped yet, macOS reports "Operation not
                 # permitted".
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.child_id, signal.SIGKILL)
@@ -146,16 +146,16 @@ class TrialServer:
         self.child_id = None
 
     def ending(self) -> str:
-        """Return how the child ended, such as ``was killed by SIGSEGV``."""
+        """Describe how the child ended, such as ``was killed by SIGSEGV``."""
         if self._exit_code is None or self._exit_code >= 0:
             return f"ended with exit code {self._exit_code}"
         return f"was killed by {signal.Signals(-self._exit_code).name}"
 
     def error_lines(self) -> list[str]:
-        """Return the last lines that the child has printed."""
+        """Return the last lines that the child printed."""
         file = self._errors.fileno()
         skipped_bytes = max(0, os.fstat(file).st_size - _MAX_ERROR_BYTES)
-        # Unlike a seek, this does not move the place that the child writes to.
+        # Unlike a seek, this doesn't move the child's write position.
         text = os.pread(file, _MAX_ERROR_BYTES, skipped_bytes).decode(errors="replace")
         return [line.strip() for line in text.splitlines() if line.strip()]
 
@@ -186,7 +186,7 @@ class TrialRunner:
         self.limit_bytes, self.timeout_seconds = limit_bytes, timeout_seconds
         self._budget_bytes: int | None = None
         self._has_trained = False
-        # The highest sample of the memory of the child in this trial.
+        # The highest memory sample of the child in this trial.
         self._peak_bytes = 0
 
     def __enter__(self) -> "TrialRunner":
@@ -196,20 +196,20 @@ class TrialRunner:
         self.server.end_child()
 
     def budget_bytes(self) -> int:
-        """Return the memory that each trial may hold, which the first child measures."""
+        """Return the memory budget of each trial, which the first child measures."""
         if self._budget_bytes is None:
             try:
                 self._start_child()
                 self._budget_bytes = int(self._await_reply())
             except _StoppedError as stop:
                 raise FinetuneError(
-                    f"the process of the batch finder can't start: {stop.reason}",
+                    f"the batch finder process can't start: {stop.reason}",
                     remedy="run finetune doctor, or raise --time-limit",
                 ) from None
         return self._budget_bytes
 
     def run(self, batch_size: int, *, new_process: bool = False) -> Trial:
-        """Train at a batch size; ``new_process`` asks for a child that has not trained before."""
+        """Train at a batch size. ``new_process`` requests a child that hasn't trained before."""
         started = time.perf_counter()
         self.budget_bytes()
         if new_process and self._has_trained:
@@ -243,7 +243,7 @@ class TrialRunner:
         self.server.start_child((self.case, self.limit_bytes, self._budget_bytes))
 
     def _await_reply(self) -> Any:
-        """Return the child's next reply; raise _StoppedError if it ends or exceeds a limit."""
+        """Return the child's next reply. Raise _StoppedError if it exits or exceeds a limit."""
         self._peak_bytes = 0
         swapped_bytes = psutil.swap_memory().used
         started = host_sampled = time.perf_counter()
@@ -289,7 +289,7 @@ class TrialRunner:
 
 
 def connect_to_parent(*needed_modules: str) -> tuple[Callable[[], Any], Callable[[object], None]]:
-    """Become a child; return a function that waits for a request, and one that replies.
+    """Become a child. Return a function that waits for a request, and one that replies.
 
     Where forks are safe, this process becomes the server, which imports the modules and ends with
     its parent, and the function returns in each child, which ends with both.
@@ -297,7 +297,7 @@ def connect_to_parent(*needed_modules: str) -> tuple[Callable[[], Any], Callable
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_with_parent()
     if platform.system() == "Linux":
-        # If a sandbox forbids this, the watching parent and the memory limit remain.
+        # If a sandbox forbids this, the parent's sampling and the memory limit still apply.
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
     # The command does the same.

@@ -1,4 +1,4 @@
-"""Measurements (``bench.json``) and their tables next to published figures, without torch."""
+"""Measurements (``bench.json``) and tables with published results, without importing torch."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ _TITLES = {
 _FIGURE = ("group", "workload", "chip", "machine", "year", "source", "rows_per_second")
 
 SideBySide = Mapping[str, "Row"]
-"""The rows of a workload and phase by their device."""
+"""The rows of a workload and phase by device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +36,9 @@ class Row:
 
     Args:
         rows: Rows per step, as published.
-        timed_rows: Rows per timed step; 0 if no step was timed.
+        timed_rows: Rows per timed step, or 0 if no step was timed.
         seconds: Measured time per step.
-        note: Why fewer rows were timed, or none.
+        note: Why fewer rows or no rows were timed.
     """
 
     group: str
@@ -51,12 +51,12 @@ class Row:
     note: str = ""
 
     def with_note(self, note: str) -> "Row":
-        """Return the row with another note."""
+        """Return the row with an additional note."""
         return replace(self, note=f"{self.note}; {note}".removeprefix("; "))
 
     @property
     def rows_per_second(self) -> float | None:
-        """The speed from the median time of a step, None if nothing was timed."""
+        """The speed from the median step time, or None if nothing was timed."""
         return self.timed_rows / statistics.median(self.seconds) if self.seconds else None
 
 
@@ -64,8 +64,8 @@ class Row:
 class BenchResults:
     """All rows measured on a machine.
 
-    ``machine`` has its ``cpu``, ``platform``, ``devices`` with descriptions and ``versions`` of
-    packages. ``texts`` is the source of the text lengths.
+    ``machine`` contains its ``cpu``, ``platform``, ``devices`` with descriptions and ``versions``
+    of packages. ``texts`` is the source of the text lengths.
     """
 
     machine: Mapping[str, Any]
@@ -76,27 +76,27 @@ class BenchResults:
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of ``bench.json``, with the figures that others published."""
+        """Return the content of ``bench.json``, including published results."""
         rows = [asdict(row) | {"rows_per_second": row.rows_per_second} for row in self.rows]
         return asdict(self) | {"rows": rows, "published": published_for(self.rows)}
 
 
 @cache
 def published() -> list[dict[str, Any]]:
-    """Return the figures that others published, with chip, year and source."""
+    """Return published results, with chip, year and source."""
     content = yaml.safe_load((files("finetune.bench") / "published.yaml").read_text("utf-8"))
     figures = (dict(zip(_FIGURE, row, strict=True)) for row in content["figures"])
     return [figure | {"url": content["sources"][figure["source"]]} for figure in figures]
 
 
 def published_for(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Return the published figures for the workloads of some rows."""
+    """Return published results for the workloads of these rows."""
     timed = {(row.group, row.workload) for row in rows}
     return [figure for figure in published() if (figure["group"], figure["workload"]) in timed]
 
 
 def tabulate(results: BenchResults) -> list[Table]:
-    """Return a table of each group that has rows, and after it a table of published figures.
+    """Return, for each group with rows, a table and a table of published results.
 
     Each line of a table's note is a remark.
     """
@@ -108,7 +108,7 @@ def tabulate(results: BenchResults) -> list[Table]:
 
 
 def by_device(rows: Iterable[Row]) -> dict[tuple[str, Phase], SideBySide]:
-    """Return the rows of each workload and phase of a group by their device, in order."""
+    """Group rows by workload and phase, then by device, in order."""
     grouped: dict[tuple[str, Phase], dict[str, Row]] = {}
     for row in rows:
         grouped.setdefault((row.workload, row.phase), {})[row.device] = row
@@ -116,9 +116,9 @@ def by_device(rows: Iterable[Row]) -> dict[tuple[str, Phase], SideBySide]:
 
 
 def crossover_workload(rows: Sequence[Row], device: str) -> str | None:
-    """Return the first workload from which on a device is faster than the CPU; None if never.
+    """Return the smallest workload at which the device overtakes the CPU, or None.
 
-    The rows of a group go from small workloads to large ones. Rows without a timing don't count.
+    The rows of a group are sorted from small to large workloads. Rows without timings are ignored.
     """
     first = None
     for (workload, _), side_by_side in by_device(rows).items():
@@ -128,7 +128,7 @@ def crossover_workload(rows: Sequence[Row], device: str) -> str | None:
 
 
 def speedup_of(side_by_side: SideBySide, device: str) -> float | None:
-    """Return the speed of a device divided by the speed of the CPU, None if one is unknown."""
+    """Return the speed of a device divided by the CPU speed, or None if one is unknown."""
     rows = [side_by_side.get(name) for name in (device, CPU)]
     speed, cpu_speed = (row.rows_per_second if row else None for row in rows)
     return speed / cpu_speed if speed and cpu_speed else None
@@ -168,7 +168,7 @@ def _remarks(group: str, rows: Sequence[Row], others: Iterable[str]) -> Iterator
 
 
 def _tabulate_published(group: str, rows: Sequence[Row], results: BenchResults) -> Table:
-    """Return what others published, next to the speeds of this machine."""
+    """Return published results next to the speeds of this machine."""
     devices = dict.fromkeys(row.device for row in rows)
     speeds = {(row.workload, row.device): _number(row.rows_per_second) for row in rows}
     figures = published_for(rows)
@@ -193,7 +193,7 @@ def _tabulate_published(group: str, rows: Sequence[Row], results: BenchResults) 
 
 
 def chip_of(machine: Mapping[str, Any], device: str) -> str:
-    """Return the chip of a device, with its name in the published figures if it has one."""
+    """Return the chip of a device, with its name in the published results if known."""
     cpu: str = machine["cpu"]
     description: str = machine["devices"].get(device, "")
     if device == CPU or cpu.startswith("Apple"):
@@ -204,7 +204,7 @@ def chip_of(machine: Mapping[str, Any], device: str) -> str:
 
 
 def rows_to_contribute(results: Mapping[str, Any]) -> list[list[Any]]:
-    """Return rows for ``published.yaml`` from the content of ``bench.json``."""
+    """Convert the content of ``bench.json`` to rows for ``published.yaml``."""
     machine, year = results["machine"], str(date.today().year)
     known = {(figure["group"], figure["workload"]) for figure in published()}
     return [
@@ -225,7 +225,7 @@ def _milliseconds(row: Row) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Return a number with three digits or more."""
+    """Format a number with at least three significant digits."""
     if value is None:
         return _NOT_TIMED
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

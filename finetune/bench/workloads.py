@@ -1,4 +1,4 @@
-"""Time published networks, and optionally a model of the user, on devices."""
+"""Times published networks, and optionally a user's model, on devices."""
 
 import copy
 import gc
@@ -50,14 +50,14 @@ from finetune.training.micro_batches import move_batches
 
 CLASSES = 6
 SEED = 0
-# Measured with the tokenizer of BERT, which may not be available here. It produces 13.4 tokens per
-# row for the first thousand rows of TREC, 13.0 for the bundled questions.
+# Measured with the BERT tokenizer, which may not be available here. It produces 13.4 tokens per
+# row for the first thousand TREC rows, 13.0 for the bundled questions.
 _CHARACTERS_PER_TOKEN, _SPECIAL_TOKENS = 4.4, 2
 MLP_WIDTHS = (1024, 512, 256)
-# Width and number of convolutions in each block of VGG16.
+# Width and number of convolutions in each VGG16 block.
 _VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 _PIXELS, _IMAGE_CLASSES = 224, 1000
-# An assumption: Apple did not publish the lengths of its texts.
+# An assumption: Apple did not publish its text lengths.
 _APPLE_TOKENS = 128
 # Published training steps: the network, the mode, tokens and rows.
 _TRAINING_STEPS = [
@@ -77,15 +77,15 @@ MAX_REPEATS = 4
 
 Batch = Mapping[str, Any]
 Steps = Mapping[Phase, Callable[[], object]]
-"""A training step on some rows, or computing their logits without gradients."""
+"""A training step on rows, or computing their logits without gradients."""
 MakeSteps = Callable[[int], Steps]
-"""Prepares N rows, and returns the steps on them."""
+"""Prepares N rows and returns the steps on them."""
 
 
 class Limits(NamedTuple):
-    """How long a step and a repeat may take, and after how long no workload is repeated.
+    """Maximum seconds per step and repeat, and the time after which workloads aren't repeated.
 
-    A step that takes longer gets fewer rows.
+    Steps that take longer get fewer rows.
     """
 
     step_seconds: float
@@ -98,7 +98,7 @@ QUICK = Limits(step_seconds=0.3, repeat_seconds=0.3, total_seconds=45.0)
 
 
 class Workload(NamedTuple):
-    """A network with data, to time devices.
+    """A network with data, for timing devices.
 
     If a step takes too long or too much memory, fewer rows are timed, but at least ``min_rows``.
     """
@@ -111,14 +111,14 @@ class Workload(NamedTuple):
     phases: tuple[Phase, ...] = ("training", "evaluation")
 
     def row(self, phase: Phase, device: str) -> Row:
-        """Return the row of a phase without timings."""
+        """Return the row of a phase, without timings."""
         return Row(group=self.group, workload=self.name, phase=phase, device=device, rows=self.rows)
 
 
 def list_workloads(
     groups: Sequence[Group], *, model: str | None, lengths: Sequence[int], is_quick: bool
 ) -> list[Workload]:
-    """Return the workloads of groups, then the user's ``model``. ``lengths`` are text lengths."""
+    """List the workloads of groups, then the user's ``model``. ``lengths`` are text lengths."""
     published = chain(_small_workloads(lengths, is_quick), _training_workloads(lengths, is_quick))
     workloads = [workload for workload in published if workload.group in groups]
     if model is not None:
@@ -193,7 +193,7 @@ def _small_workloads(lengths: Sequence[int], is_quick: bool) -> Iterator[Workloa
 
 
 def _training_workloads(lengths: Sequence[int], is_quick: bool) -> Iterator[Workload]:
-    """Yield training steps as others published them, and passes over questions as a run makes.
+    """Yield training steps as published, and passes over the questions as in a run.
 
     The published steps pad every row to the same length and run the whole model. A run pads to the
     longest row of a batch, and computes the features of a frozen encoder once.
@@ -221,20 +221,20 @@ def _training_workloads(lengths: Sequence[int], is_quick: bool) -> Iterator[Work
 
 
 def make_mlp(widths: Sequence[int]) -> nn.Module:
-    """Return linear layers of these widths, with ReLU between them."""
+    """Build linear layers of these widths, with ReLU between them."""
     layers = [[nn.Linear(before, after), nn.ReLU()] for before, after in pairwise(widths)]
     return nn.Sequential(*[*chain.from_iterable(layers)][:-1])
 
 
 def make_resnet50() -> nn.Module:
-    """Return ResNet-50, with the default config of transformers."""
+    """Build ResNet-50 with the default transformers config."""
     config = ResNetConfig()
     config.num_labels = _IMAGE_CLASSES
     return ResNetForImageClassification(config)
 
 
 def make_vgg16() -> nn.Module:
-    """Return VGG16, without batch normalization."""
+    """Build VGG16 without batch normalization."""
     layers: list[nn.Module] = []
     channels = 3
     for width, count in _VGG16:
@@ -250,14 +250,14 @@ def make_vgg16() -> nn.Module:
 
 
 def _random_batch(name: str, *shape_and_rows: int) -> Batch:
-    """Return random numbers, [rows, ...], with labels for the images of transformers."""
+    """Return random numbers, [rows, ...], with labels for transformers image models."""
     *shape, rows = shape_and_rows
     labels = {"labels": torch.arange(rows) % _IMAGE_CLASSES} if name == "pixel_values" else {}
     return {name: torch.randn(rows, *shape), **labels}
 
 
 def _text_batch(lengths: Sequence[int], rows: int, *, padded_length: int | None = None) -> Batch:
-    """Return texts of random tokens and these lengths, by default padded to the longest."""
+    """Return texts of random tokens with these lengths, by default padded to the longest."""
     tokens = torch.from_numpy(np.resize(lengths, rows))
     mask = (torch.arange(padded_length or int(tokens.max())) < tokens[:, None]).long()
     token_ids = mask * torch.randint(_random_bert().config.vocab_size, mask.shape)
@@ -272,14 +272,14 @@ def _make_published_model(network: str, mode: Mode) -> nn.Module:
 
 
 def make_distilbert() -> PreTrainedModel:
-    """Return DistilBERT-base, with the default config of transformers."""
+    """Build DistilBERT-base with the default transformers config."""
     config = DistilBertConfig()
     config.num_labels = CLASSES
     return DistilBertForSequenceClassification(config)
 
 
 def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> MakeSteps:
-    """Return the function that prepares a pass over the first rows, as a run makes it."""
+    """Return a function that prepares a pass over the first rows, as in a run."""
     case = Case(
         device.name,
         architecture_of(_random_bert().config.to_dict()),
@@ -321,7 +321,7 @@ def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> MakeSteps:
 
 
 def read_lengths(data_dir: Path | None) -> list[int]:
-    """Estimate the tokens of each training row of TREC, or of each bundled question."""
+    """Estimate the tokens of each TREC training row or each bundled question."""
     data = DataConfig("trec", data_dir=str(data_dir)) if data_dir else DataConfig("questions")
     with muted():
         texts = load_data(data).splits["train"]["text"].to_pylist()
@@ -329,7 +329,7 @@ def read_lengths(data_dir: Path | None) -> list[int]:
 
 
 def bert_base() -> PreTrainedModel:
-    """Return a new BERT-base for six classes on the CPU, always with the same weights."""
+    """Build a BERT-base for six classes on the CPU, always with the same weights."""
     return copy.deepcopy(_random_bert())
 
 
@@ -339,7 +339,7 @@ def _random_bert() -> PreTrainedModel:
 
 
 def texts_of_lengths(lengths: Sequence[int] | NDArray[np.int64]) -> EncodedTexts:
-    """Return texts of random tokens for BERT, with these numbers of tokens."""
+    """Generate texts of random BERT tokens with these lengths."""
     size = _random_bert().config.vocab_size
     return random_texts(
         np.asarray(lengths, np.int64), vocabulary_size=size, padding_id=0, seed=SEED
@@ -349,9 +349,9 @@ def texts_of_lengths(lengths: Sequence[int] | NDArray[np.int64]) -> EncodedTexts
 def measure(
     workloads: Sequence[Workload], devices: Sequence[Device], limits: Limits
 ) -> Iterator[list[Row]]:
-    """Yield all rows so far after each workload on each device, and repeat while time is left."""
+    """Yield all rows so far after each workload on each device. Repeat while time is left."""
     for device in devices:
-        # A step that does not fit fails instead of making the machine swap.
+        # Steps that don't fit should fail instead of making the machine swap.
         device.memory.set_memory_limit(device.memory.budget_bytes(None))
     pairs, started = list(product(workloads, devices)), time.time()
     until = started + limits.total_seconds
@@ -376,7 +376,7 @@ def measure(
 def time_workload(
     workload: Workload, device: Device, limits: Limits, *, rows: Sequence[Row]
 ) -> list[Row]:
-    """Return the rows, one for each phase, with more timings or with a note of what failed."""
+    """Return the rows, one per phase, with more timings or a note about the failure."""
     timed: list[Row] = []
     make_steps: MakeSteps | None = None
     for row in rows:
@@ -397,7 +397,7 @@ def time_workload(
 def _time_steps(
     row: Row, device: Device, make_steps: MakeSteps, limits: Limits, *, min_rows: int
 ) -> Row:
-    """Time steps on as many rows as before, or as time and memory allow; return the row."""
+    """Time steps on as many rows as before, or as time and memory allow. Return the row."""
     rows = row.timed_rows or row.rows
     if not row.timed_rows and min_rows < rows:
         step = make_steps(min_rows)[row.phase]

@@ -11,9 +11,9 @@ Shapes = tuple[tuple[tuple[str, torch.Size], ...], ...]
 
 
 class CapturedFunction:
-    """Calls a function as a CUDA graph: launches limit the speed of small models.
+    """Calls a function as a CUDA graph, because kernel launches limit the speed of small models.
 
-    The caller runs the function once before, to allocate memory that a capture can't allocate, such
+    The caller runs the function once before, to allocate memory that a capture can't, such
     as the cuBLAS workspace. All graphs share a memory pool as large as the largest graph, which
     should be captured first. The function may change tensors in place, and must not depend on
     changing host values. ``failure`` is the reason if the function can't be captured.
@@ -32,9 +32,9 @@ class CapturedFunction:
         self._is_warm = False
 
     def prepare(self, arguments: Sequence[Tensors]) -> Callable[[], torch.Tensor] | None:
-        """Capture the call if its shapes are new; return a function that replays it.
+        """Capture the call if its shapes are new. Return a function that replays it.
 
-        Return None if the caller has to call the function itself: for this call or, after a
+        Return None if the caller must call the function itself: for this call or, after a
         ``failure``, for all calls. If this method runs out of memory, nothing has changed.
         """
         if self.failure is not None or not self._is_warm:
@@ -56,7 +56,7 @@ class CapturedFunction:
         return lambda: replay(arguments)
 
     def clear(self) -> None:
-        """Drop all captures, before tensors that they change are replaced."""
+        """Drop all captures. Call this before replacing tensors that they change."""
         self._replays.clear()
         self._pool = torch.cuda.graph_pool_handle()
         self._is_warm = False
@@ -64,10 +64,10 @@ class CapturedFunction:
     def _capture(self, arguments: Sequence[Tensors]) -> Function:
         # A graph reads and writes tensors at fixed addresses.
         fixed = [{name: tensor.clone() for name, tensor in each.items()} for each in arguments]
-        # The graphs' pool can't use the memory in the cache.
+        # The graph pool can't use cached memory.
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        # A capture that fails would leave the generator waiting for its end.
+        # After a failed capture, the generator would wait for its end.
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         random_state = generator.clone_state()
         graph = torch.cuda.CUDAGraph()
@@ -75,7 +75,7 @@ class CapturedFunction:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 result = self._function(fixed)
-                # An operation that can't be captured may show only here.
+                # Operations that can't be captured may fail only here.
                 graph.capture_end()
             # Catch everything: while a capture is open, no checkpoint could be saved.
             except BaseException:

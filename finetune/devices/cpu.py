@@ -14,12 +14,12 @@ from finetune.devices import host
 from finetune.devices.base import BatchShapes, Device, DeviceMemory
 from finetune.devices.host import gibibytes
 
-# A margin: the memory of two equal runs differs by 1 or 2%, and a batch size that fitted once must
+# A margin: the memory of two identical runs differs by 1 or 2%, and a batch size that fit once must
 # fit again.
 _STEADY_SHARE = 0.98
-# Some sandboxes don't have these files of Linux.
+# Some sandboxes lack these Linux files.
 _STATUS = Path("/proc/self/status")
-# Writing to this file resets the peak memory of the process.
+# Writing to this file resets the process's peak memory.
 _CLEAR = Path("/proc/self/clear_refs")
 
 
@@ -42,10 +42,10 @@ class CpuDevice(Device):
 
 
 class CpuMemory(DeviceMemory):
-    """Host memory, as the system counts it for this process."""
+    """Host memory, as counted by the system for this process."""
 
     is_shared = True
-    # Messages of PyTorch, of oneDNN, and of C++ and the thread library, which end the process.
+    # Messages of PyTorch and oneDNN, and of C++ and the thread library, which end the process.
     out_of_memory_texts = (
         "DefaultCPUAllocator: can't allocate memory",
         "DefaultCPUAllocator: not enough memory",
@@ -56,7 +56,7 @@ class CpuMemory(DeviceMemory):
 
     def __init__(self) -> None:
         self._reserved_bytes: int | None = None
-        # Where no limit can be set, allocations beyond the budget are swapped.
+        # If no limit can be set, allocations beyond the budget are swapped.
         self.swaps = not _CLEAR.exists()
 
     def allocated_bytes(self) -> int:
@@ -85,10 +85,10 @@ class CpuMemory(DeviceMemory):
         return int(_STEADY_SHARE * max_bytes)
 
     def set_memory_limit(self, budget_bytes: int) -> None:
-        """Make allocations fail that would exceed a budget of resident memory, on Linux."""
+        """On Linux, make allocations beyond a resident-memory budget fail."""
         if not (_is_linux() and _STATUS.is_file()):
             return
-        # Run a multi-threaded operation first, because it maps the stacks of the threads.
+        # Run a multi-threaded operation first, because it maps thread stacks.
         torch.ones(2**20).exp_()
         if self._reserved_bytes is None:
             status = _read_status()
@@ -100,7 +100,7 @@ class CpuMemory(DeviceMemory):
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, hard_limit))
 
     def release(self) -> None:
-        # PyTorch has no cache for the CPU, but the C library keeps freed memory.
+        # PyTorch has no CPU cache, but the C library keeps freed memory.
         host.return_freed_memory()
 
 
@@ -114,6 +114,6 @@ def _is_linux() -> bool:
 
 
 def _read_status() -> dict[str, int]:
-    """Return the sizes, in bytes, that Linux counts for this process, such as ``VmRSS``, if any."""
+    """Return the sizes that Linux reports for this process, such as ``VmRSS``, in bytes."""
     text = _STATUS.read_text() if _STATUS.is_file() else ""
     return {name: int(size) * 1024 for name, size in re.findall(r"(\w+):\s+(\d+) kB", text)}

@@ -11,33 +11,33 @@ from finetune.devices.captured import CapturedFunction, Function
 from finetune.devices.host import gibibytes
 from finetune.errors import UsageError
 
-# Memory for kernels that the driver loads later, outside the allocator of PyTorch.
+# Memory for kernels that the driver loads later, outside of PyTorch's allocator.
 _RESERVE_BYTES = 512 * 2**20
 
-# Fraction of the free GPU memory for one snapshot. There may be three: the best model, the
-# checkpoint that is being written, and the next.
+# Fraction of the free GPU memory for one snapshot. There can be three: the best model, the
+# checkpoint being written, and the next checkpoint.
 _MAX_SNAPSHOT_SHARE = 0.2
 
 _MAX_WITHOUT_CUDNN = 96
 
 # Tensor cores work on multiples of 8. Capturing a shape takes less than 0.1 s on an H200, and pays
-# off only for repeated shapes, so incomplete batches are filled up. In an extraction, the widest
+# off only for repeated shapes, so incomplete batches are filled. In an extraction, the widest
 # activation of BERT-base takes 200 MB.
 CAPTURED_SHAPES = BatchShapes(
     max_shapes=16, min_padded_length=8, multiple_of=8, pads_batches=True, extraction_tokens=2**14
 )
 
-# Message of PyTorch if there is no GPU.
+# PyTorch messages if the machine has no GPU.
 _NO_GPU_TEXTS = ("Found no NVIDIA driver", "No CUDA GPUs are available")
 
 
 class CudaDevice(Device):
-    """The current NVIDIA GPU; if a host has several, each process has its own."""
+    """The current NVIDIA GPU. If a host has several, each process has its own."""
 
     name = "cuda"
     torch_device = torch.device("cuda")
     captures = True
-    # Short steps would wait for the copies of their inputs. Features of this many tokens take 50 MB
+    # Short steps would wait for copies of their inputs. Features of this many tokens take 50 MB
     # with BERT-base.
     prefetch_tokens = 2**14
 
@@ -66,7 +66,7 @@ class CudaDevice(Device):
         _take_own_gpu()
         properties = torch.cuda.get_device_properties()
         self.description = f"{properties.name}, {gibibytes(properties.total_memory)}"
-        # Before Ampere bf16 is emulated, and slower than fp32.
+        # Before Ampere, bf16 is emulated and slower than fp32.
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         self.precisions = ("fp32", "bf16", "fp16") if has_bf16 else ("fp32", "fp16")
         self.memory = CudaMemory()
@@ -87,17 +87,18 @@ class CudaDevice(Device):
         return CapturedFunction(function, is_out_of_memory=self.memory.is_out_of_memory)
 
     def choose_attention(self, *, longest_tokens: int | None) -> None:
-        """Use cuDNN's attention for long texts only.
+        """Use cuDNN attention only for long texts.
 
         It is 28% faster at 512 tokens, 3% at 128, and 4 to 9% slower up to 40 (BERT-base, bf16,
-        H200). It also compiles its kernels, 2.4 s for the first shape and 0.15 s for each other.
+        H200). It also compiles its kernels, which takes 2.4 s for the first shape and 0.15 s for
+        each other.
         """
         torch.backends.cuda.enable_cudnn_sdp(
             longest_tokens is None or longest_tokens > _MAX_WITHOUT_CUDNN
         )
 
     def make_group(self) -> distributed.ProcessGroup:
-        """Return a group over NCCL, whose all-reduce can be captured."""
+        """Return an NCCL group, whose all-reduce can be captured."""
         gpu = str(torch.cuda.get_device_properties().uuid)
         gpus = [gpu] * distributed.get_world_size()
         distributed.all_gather_object(gpus, gpu)
@@ -111,7 +112,7 @@ class CudaDevice(Device):
 
 
 class CudaMemory(DeviceMemory):
-    """The memory of the current GPU, as the allocator of PyTorch counts it."""
+    """The memory of the current GPU, as counted by PyTorch's allocator."""
 
     # Messages of the allocator, the driver and cuBLAS.
     out_of_memory_texts = (
@@ -124,7 +125,7 @@ class CudaMemory(DeviceMemory):
         return int(torch.cuda.mem_get_info()[1])
 
     def budget_bytes(self, limit_bytes: int | None) -> int:
-        """Return the memory that the allocator may hold, without the 300 MB of the CUDA context."""
+        """Return the memory that the allocator can hold, excluding the 300 MB CUDA context."""
         free_bytes, _ = torch.cuda.mem_get_info()
         available_bytes = max(0, free_bytes - _RESERVE_BYTES) + torch.cuda.memory_reserved()
         return available_bytes if limit_bytes is None else min(available_bytes, limit_bytes)
@@ -135,6 +136,6 @@ class CudaMemory(DeviceMemory):
 
 
 def _take_own_gpu() -> None:
-    """Make the GPU of the local rank current; ``make_group`` rejects shared GPUs."""
+    """Make the GPU of the local rank current. ``make_group`` rejects shared GPUs."""
     if local_rank := int(os.environ.get("LOCAL_RANK") or 0):
         torch.cuda.set_device(local_rank % torch.cuda.device_count())

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import psutil
 
-# All supported versions of PyTorch require this for MPS (pytorch#162921).
+# All supported PyTorch versions require this for MPS (pytorch#162921).
 OLDEST_MACOS = 14
 MACOS_REMEDY = "update macOS in its settings, under Software Update"
 ROSETTA_REMEDY = (
@@ -23,19 +23,19 @@ ROSETTA_REMEDY = (
     "for arm64; with conda: CONDA_SUBDIR=osx-arm64 conda create -n finetune python=3.11, then "
     "conda activate finetune && conda config --env --set subdir osx-arm64"
 )
-# Flags of instructions that PyTorch uses: AVX-512 and AMX on Intel and AMD, bfmmla on Arm.
+# CPU flags of instructions that PyTorch uses: AVX-512 and AMX on Intel and AMD, bfmmla on Arm.
 _LINUX_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 # Parameters of mallopt(3) in glibc.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MAX_KEPT_BYTES = 2**30
-# Fraction of memory that is left to other programs. Memory counts as short below half of it.
+# Fraction of memory left to other programs. Memory is short if less than half of it is free.
 _RESERVE_SHARE = 0.05
-# Systems swap single pages at any time. Growth above this size counts as swapping.
+# Systems swap single pages at any time. Growth above this size is treated as swapping.
 _MAX_SWAP_GROWTH_BYTES = 128 * 2**20
 # The index of ri_phys_footprint in rusage_info_v0, and a sufficient size (macOS, sys/resource.h).
 _FOOTPRINT_INDEX, _USAGE_NUMBERS = 9, 64
 # Twice the weights of BERT-base, their gradients and the two moments of AdamW, in fp32, because
-# activations take about the same again. On disk, a run has up to two checkpoints.
+# activations take about as much. On disk, a run has up to two checkpoints.
 BERT_BASE_BYTES = 2 * 110_000_000 * 4 * 4
 
 FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
@@ -48,7 +48,7 @@ _DEFAULT_HIGH = 1.7
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory, because clearing new pages takes a tenth of each step."""
+    """Make glibc keep freed memory, because clearing new pages takes 10% of each step."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _MAX_KEPT_BYTES)
@@ -56,23 +56,23 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Make the C library return freed memory to the system, if it is glibc."""
+    """Make glibc return freed memory to the system."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def limit_kernel_cache() -> None:
-    """Make oneDNN keep few kernels: it keeps one per shape, and batches of requests have many."""
+    """Make oneDNN keep few kernels: it keeps one per shape, and request batches have many."""
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 
 def reduce_gc_frequency() -> None:
-    """Run the garbage collector less often: it needs a second for a million imported objects."""
+    """Run the garbage collector less often, because it takes a second for a million objects."""
     gc.set_threshold(50_000, 100)
 
 
 def read_sysctl(name: str) -> str | None:
-    """Return a value of the macOS kernel, such as ``hw.optional.arm64``, or None."""
+    """Read a macOS kernel value, such as ``hw.optional.arm64``, or return None."""
     command = ["/usr/sbin/sysctl", "-n", name]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     return process.stdout.strip() if process.returncode == 0 else None
@@ -84,12 +84,12 @@ def is_mac() -> bool:
 
 
 def may_have_gpu() -> bool:
-    """Return whether PyTorch might find a GPU, which takes seconds to import; true if unsure."""
+    """Return whether PyTorch might find a GPU, without importing it. True if unsure."""
     return is_mac() or any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")))
 
 
 def can_fork() -> bool:
-    """Return whether a process may fork after it has imported PyTorch, before it uses a device.
+    """Return whether a process can fork after importing PyTorch, before using a device.
 
     On macOS, Metal and Accelerate abort or hang in a forked process (python/cpython#77906).
     """
@@ -97,12 +97,12 @@ def can_fork() -> bool:
 
 
 def is_under_rosetta() -> bool:
-    """Return whether this Python runs as a program for Intel on a Mac with Apple silicon."""
+    """Return whether this Python runs as an Intel program on a Mac with Apple silicon."""
     return is_mac() and read_sysctl("sysctl.proc_translated") == "1"
 
 
 def macos_version() -> str:
-    """Return the version of macOS, such as ``14.5``; empty on other systems."""
+    """Return the macOS version, such as ``14.5``, or "" on other systems."""
     if not is_mac():
         return ""
     # A Python built for an older macOS reports 10.16 or 16.0 (python/cpython#135675).
@@ -110,19 +110,19 @@ def macos_version() -> str:
 
 
 def macos_major() -> int:
-    """Return the major version of macOS, such as 14; 0 on other systems."""
+    """Return the macOS major version, such as 14, or 0 on other systems."""
     return int(macos_version().partition(".")[0] or 0)
 
 
 def cpu_name() -> str:
-    """Return the name of the CPU, such as ``Apple M1``, or an empty string."""
+    """Return the CPU name, such as ``Apple M1``, or "" if unknown."""
     if is_mac():
         return read_sysctl("machdep.cpu.brand_string") or ""
     return _read_cpuinfo().get("model name", "")
 
 
 def bf16_instructions() -> list[str]:
-    """Return the system names of the bf16 instruction sets of the CPU, possibly none."""
+    """Return the system names of the CPU's bf16 instruction sets."""
     if is_mac():
         return ["FEAT_BF16"] if read_sysctl("hw.optional.arm.FEAT_BF16") == "1" else []
     cpu = _read_cpuinfo()
@@ -132,7 +132,7 @@ def bf16_instructions() -> list[str]:
 
 
 def _read_cpuinfo() -> dict[str, str]:
-    """Return what /proc/cpuinfo reports for the first core, nothing if there is no /proc."""
+    """Read /proc/cpuinfo for the first core, or return {} without /proc."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -147,7 +147,7 @@ def gibibytes(size_bytes: int) -> str:
 
 
 class GroupLimit(NamedTuple):
-    """Memory limit and use of a Linux control group, without file cache that can be dropped."""
+    """Memory limit and use of a Linux control group, without droppable file cache."""
 
     limit_bytes: int
     used_bytes: int
@@ -156,7 +156,7 @@ class GroupLimit(NamedTuple):
 def group_limits(
     *, process: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> Iterator[GroupLimit]:
-    """Yield the memory limits of the control group of this process and of each group around it."""
+    """Yield the memory limits of this process's control group and its parent groups."""
     if not process.is_file():
         return
     path = re.search(r"^0::/(.*)$", process.read_text(encoding="utf-8"), re.MULTILINE)
@@ -178,7 +178,7 @@ def group_limits(
 
 
 def available_bytes() -> int:
-    """Return the memory that is free for programs, less a reserve of a twentieth."""
+    """Return the free memory, minus a reserve of 5%."""
     memory, share = psutil.virtual_memory(), 1 - _RESERVE_SHARE
     spare = [memory.available - memory.total * _RESERVE_SHARE]
     spare += [group.limit_bytes * share - group.used_bytes for group in group_limits()]
@@ -186,8 +186,8 @@ def available_bytes() -> int:
 
 
 def process_bytes(process_id: int) -> int:
-    """Return the memory that a process uses; 0 if the process ended."""
-    # On macOS the footprint: resident memory leaves out most of a GPU's tensors.
+    """Return the memory that a process uses, or 0 if it ended."""
+    # On macOS the footprint, because resident memory excludes most GPU tensors.
     if is_mac():
         usage = (ctypes.c_uint64 * _USAGE_NUMBERS)()
         library = ctypes.CDLL(None)
@@ -200,7 +200,7 @@ def process_bytes(process_id: int) -> int:
 
 
 def why_short(*, swapped_bytes: int) -> str | None:
-    """Return why memory is short, or None; ``swapped_bytes`` was swapped before."""
+    """Return the reason why memory is short, or None. ``swapped_bytes`` were swapped before."""
     memory = psutil.virtual_memory()
     if memory.available < memory.total * _RESERVE_SHARE / 2:
         return f"the machine has {gibibytes(memory.available)} of memory left"
@@ -211,7 +211,7 @@ def why_short(*, swapped_bytes: int) -> str | None:
 
 @dataclass(frozen=True)
 class Check:
-    """One line of ``finetune doctor``; its status is ``failure`` if something can't work."""
+    """One line of ``finetune doctor``. The status is ``failure`` if something can't work."""
 
     name: str
     status: Literal["ok", "n/a", "warning", "failure"]
@@ -220,12 +220,12 @@ class Check:
 
     @classmethod
     def warn_unless(cls, is_fine: bool, name: str, finding: str, remedy: str) -> "Check":
-        """Return a check that is ok or a warning."""
+        """Create a check that is ok or a warning."""
         return cls(name, "ok", finding) if is_fine else cls(name, "warning", finding, remedy)
 
 
 def high_ratio() -> float:
-    """Return the factor of the recommended memory that PyTorch may use; 0 means no limit."""
+    """Return the factor of the recommended memory that PyTorch can use. 0 means no limit."""
     try:
         return float(os.environ.get(HIGH, _DEFAULT_HIGH))
     except ValueError:
@@ -233,7 +233,7 @@ def high_ratio() -> float:
 
 
 def check_variables() -> Iterator[Check]:
-    """Yield a check of each variable that makes the GPU of a Mac slow or unsafe."""
+    """Yield a check of each variable that makes a Mac's GPU slow or unsafe."""
     effects = {
         HIGH: ("mps_watermarks", "lets a Mac swap until it freezes (pytorch#79840)"),
         FALLBACK: ("mps_fallback", "hides operators that run slowly on the CPU"),
@@ -248,12 +248,12 @@ def check_variables() -> Iterator[Check]:
 
 @contextmanager
 def kept_awake() -> Iterator[None]:
-    """Keep an idle Mac awake, including while the run is saved after Ctrl-C."""
+    """Keep an idle Mac awake, even while the run is saved after Ctrl-C."""
     program = shutil.which("caffeinate") if is_mac() else None
     if program is None:
         yield
         return
-    # caffeinate ends with this process. Ctrl-C does not reach it in a session of its own.
+    # caffeinate exits with this process. In its own session, Ctrl-C doesn't reach it.
     command = [program, "-i", "-w", str(os.getpid())]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as process:
         try:

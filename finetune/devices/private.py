@@ -1,4 +1,4 @@
-"""The private names of PyTorch that this package needs, and the memory that MPS kernels keep.
+"""The private PyTorch names that this package needs, and the memory that MPS kernels keep.
 
 No other module uses private names.
 """
@@ -43,7 +43,7 @@ _Function = Callable[..., Any]
 def keeping_memory_as(device: str) -> Iterator[None]:
     """Make fake CPU tensors keep as much memory for the backward pass as ``cpu`` or ``mps`` does.
 
-    The kernels differ in two ways in PyTorch 2.13. Attention with gradients is one operator on the
+    In PyTorch 2.13, the kernels differ in two ways. Attention with gradients is one operator on the
     CPU, and is composed of matrix products and a softmax on MPS. Autocast computes layer norms in
     16 bits on the CPU, and in fp32 on MPS.
     """
@@ -81,7 +81,7 @@ def _norms_in_fp32() -> Iterator[None]:
     try:
         yield
     finally:
-        del library  # which takes the function back
+        del library  # which unregisters the function
 
 
 def _layer_norm_in_fp32(*args: Any) -> Any:

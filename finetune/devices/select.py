@@ -18,12 +18,13 @@ from finetune.events import emit, muted
 
 # In the order in which "auto" tries them.
 DEVICES: dict[str, type[Device]] = {kind.name: kind for kind in (CudaDevice, MpsDevice, CpuDevice)}
-# All of BERT-base trained on a Mac of this size at 512 tokens with a batch size of 1 and no larger.
+# On a Mac of this size, all of BERT-base trained at 512 tokens with a batch size of 1, but no
+# larger.
 _TOO_SMALL_BYTES = 8 * 2**30
 
 
 def select_device(name: str) -> Device:
-    """Return the device of that name; for ``auto`` the first of cuda, mps and cpu that works."""
+    """Return the named device or, for ``auto``, the first usable one of cuda, mps and cpu."""
     if name == "auto":
         return next(usable_devices())
     if name not in DEVICES:
@@ -34,7 +35,7 @@ def select_device(name: str) -> Device:
 
 
 def usable_devices() -> Iterator[Device]:
-    """Yield every device that works on this machine, the CPU last; each is tried lazily."""
+    """Yield all usable devices of this machine, the CPU last. Each is tried lazily."""
     for kind in DEVICES.values():
         unusable = kind.why_not_usable()
         if unusable is None:
@@ -65,7 +66,7 @@ def check_gpus() -> Iterator[Check]:
 
 
 def describe_choice(name: str) -> Check:
-    """Report which device a run with this ``--device`` uses."""
+    """Report which device a run with this ``--device`` would use."""
     try:
         with muted():
             device = select_device(name)
@@ -77,7 +78,7 @@ def describe_choice(name: str) -> Check:
 
 
 def describe_mps() -> Iterator[Check]:
-    """Yield checks of the GPU of a Mac, its memory, and its known faults."""
+    """Yield checks of a Mac's GPU, its memory, and known faults."""
     yield Check("mps", "ok", f"built, available and usable: {MpsDevice().description}")
     total_bytes = psutil.virtual_memory().total
     recommended_bytes = torch.mps.recommended_max_memory()
@@ -90,7 +91,7 @@ def describe_mps() -> Iterator[Check]:
 
 
 def describe_cuda() -> Iterator[Check]:
-    """Yield the version of CUDA, and a line for each NVIDIA GPU."""
+    """Yield the CUDA version, and a check of each NVIDIA GPU."""
     yield Check("cuda", "ok", f"usable: PyTorch is built for CUDA {torch.version.cuda}")
     remedy = "close programs that nvidia-smi shows, or choose another GPU with CUDA_VISIBLE_DEVICES"
     for index in range(torch.cuda.device_count()):

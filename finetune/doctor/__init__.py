@@ -1,1 +1,1 @@
-"""Whether this machine is ready, and whether a model is for MPS."""
+"""Checks the machine, and whether a model can run on MPS."""

@@ -1,4 +1,4 @@
-"""Is this machine ready? All checks, one after the other."""
+"""Checks whether this machine is ready."""
 
 import os
 import platform
@@ -21,9 +21,9 @@ from finetune.runs.manifest import PACKAGES
 
 
 def check_machine(*, device: str) -> Iterator[Check]:
-    """Yield the checks, first those without PyTorch, last the ``device``."""
+    """Yield the checks: first those without PyTorch, last the ``device``."""
     yield check_cpu()
-    # The check of the GPU reports a macOS that is too old.
+    # The GPU check reports a macOS version that is too old.
     name = f"macOS {host.macos_version()}" if host.is_mac() else platform.platform()
     yield Check("system", "ok", name)
     yield Check("python", "ok", platform.python_version())
@@ -53,13 +53,13 @@ def check_cpu() -> Check:
 
 
 def check_packages() -> Iterator[Check]:
-    """Yield a failure for each package that is missing, outside its range or in the way, or one ok.
+    """Yield one failure per missing, conflicting or out-of-range package, or a single 'ok'.
 
     Another package on PyPI, ``finetune``, has the same import name.
     """
     is_fine = True
     for requirement in map(Requirement, requires("finetune-mps") or ()):
-        # Packages of extras and of other systems are skipped.
+        # Skip packages of extras and of other systems.
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
             continue
         finding, wanted = f"{requirement.name} is not installed", requirement.specifier
@@ -81,7 +81,7 @@ def check_packages() -> Iterator[Check]:
 
 
 def check_memory() -> Check:
-    """Report the memory, and whether enough is free to train BERT-base."""
+    """Report the memory, and whether enough is free for training BERT-base."""
     memory, limits = psutil.virtual_memory(), list(group_limits())
     total_bytes = min([memory.total, *(group.limit_bytes for group in limits)])
     free_bytes = min(
@@ -95,7 +95,7 @@ def check_memory() -> Check:
 
 
 def check_disk(name: str, folder: Path, remedy: str) -> Check:
-    """Check that a folder, which may not exist yet, is writable and has space for BERT-base."""
+    """Check that a folder is writable and has space for BERT-base. It need not exist yet."""
     existing = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         return Check(name, "failure", f"{existing} can't be written", remedy)
@@ -107,13 +107,13 @@ def check_disk(name: str, folder: Path, remedy: str) -> Check:
 
 
 def check_hub() -> Check:
-    """Report whether the Hub answers. Without it, only cached files can be used."""
+    """Report whether the Hub responds. Without it, only cached files can be used."""
     try:
-        with suppress(ModelNotFoundError):  # an answer too
+        with suppress(ModelNotFoundError):  # a response too
             ask_hub("model", ModelConfig().model, timeout_seconds=3.0)
     except FinetuneError as error:
         return Check("hub", "warning", error.message, error.remedy)
-    return Check("hub", "ok", f"{endpoint()} answers")
+    return Check("hub", "ok", f"{endpoint()} responds")
 
 
 def _check_devices(name: str) -> Iterator[Check]:

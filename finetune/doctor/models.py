@@ -1,7 +1,7 @@
-"""Checks of a model: which of its operators MPS lacks, and whether a device agrees with the CPU.
+"""Checks a model: which of its operators MPS lacks, and whether a device agrees with the CPU.
 
-Operators are recorded in a step and an evaluation. The parameters are fake tensors, which have
-shapes and no values. The batch is real, because a forward may depend on its values.
+Operators are recorded in one step and one evaluation. Parameters are fake tensors, which have
+shapes but no values. The batch is real, because a forward pass can depend on its values.
 """
 
 import copy
@@ -45,15 +45,15 @@ from finetune.training.checks import Difference, compare_with_cpu
 from finetune.training.precision import note_parity
 
 CLASSES = 6
-# Operators of PyTorch's tracer and its profiler.
+# Operators of PyTorch's tracer and profiler.
 _NOT_FOR_DEVICES = ("prim", "profiler")
-# Operators of the CPU for which a GPU has its own version.
+# CPU operators for which a GPU has its own version.
 _NAMES_ON_MPS = {
     "aten::mkldnn_convolution": "aten::_mps_convolution",
     "aten::_slow_conv2d_forward": "aten::_mps_convolution",
     "aten::_slow_conv2d_backward.output_mask": "aten::mps_convolution_backward",
 }
-# Around the blocks of 8 and 32 tokens that attention's kernels work on.
+# Around the 8- and 32-token blocks of attention kernels.
 _LENGTHS = (1, 8, 9, 31, 32, 33, 64)
 _BATCH_SIZES = (1, 7, 32)
 _TEXTS = 256
@@ -83,7 +83,7 @@ class OperatorReport:
 
     @property
     def missing(self) -> tuple[Operator, ...]:
-        """The operators that MPS does not have."""
+        """The operators that MPS lacks."""
         return tuple(operator for operator in self.operators if operator.status == "missing")
 
     def to_json(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class OperatorReport:
 
 
 def audit_model(source: str, *, mode: Mode, precision: str, batch_size: int) -> OperatorReport:
-    """Audit a model (folder, Hub ID or ``minilm``) on texts of the maximum length of a run."""
+    """Audit a model (folder, Hub ID or ``minilm``) on texts of the default maximum length."""
     model = random_classifier(source, classes=CLASSES, seed=0)
     longest = min(ModelConfig.max_length, count_positions(model) or ModelConfig.max_length)
     case = case_of(model, CpuDevice(), mode=mode, precision=precision, padded_length=longest)
@@ -100,7 +100,7 @@ def audit_model(source: str, *, mode: Mode, precision: str, batch_size: int) -> 
 
 
 def audit_classifier(model: PreTrainedModel, case: Case, *, batch_size: int) -> OperatorReport:
-    """Audit a step and one evaluation batch of a model, which stays as it was.
+    """Audit one step and one evaluation batch of a model, without changing it.
 
     fp16 is recorded as bf16, which dispatches the same operators.
     """
@@ -122,14 +122,14 @@ def audit_classifier(model: PreTrainedModel, case: Case, *, batch_size: int) -> 
 def case_of(
     model: PreTrainedModel, device: Device, *, mode: Mode, precision: str, padded_length: int
 ) -> Case:
-    """Return the case of a step of a model on a device."""
+    """Describe a step of a model on a device as a ``Case``."""
     classes = cast(int, model.config.num_labels)
     architecture = architecture_of(model.config.to_dict())
     return Case(device.name, architecture, classes, mode, padded_length, precision)
 
 
 def audit_module(module: nn.Module, batch: Mapping[str, object]) -> OperatorReport:
-    """Audit the forward and backward of any module. ``batch`` has the arguments of the forward."""
+    """Audit the forward and backward pass of any module. ``batch`` contains its arguments."""
     recorder = _Recorder(module)
     with sdpa_kernel(SDPBackend.MATH), recorder:
         loss = loss_of(module(**batch))
@@ -139,7 +139,7 @@ def audit_module(module: nn.Module, batch: Mapping[str, object]) -> OperatorRepo
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records every operator that is dispatched after the forward of a model starts."""
+    """Records every operator dispatched after a model's forward pass starts."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -149,10 +149,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._is_step = True
         self._calls: Counter[str] = Counter()
         self._modules: defaultdict[str, set[str]] = defaultdict(set)
-        # The first operator per place with a tensor that MPS can't store.
+        # The first operator per location with a tensor that MPS can't store.
         self._not_held: dict[str, str] = {}
         for name, module in model.named_modules():
-            # All layers share a name.
+            # All layers share one name.
             starred = ".".join("*" if part.isdigit() else part for part in name.split("."))
             self._watch(module, starred or type(model).__name__)
 
@@ -171,7 +171,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def replace_logits(_: nn.Module, __: Any, output: Any) -> None:
             self._is_recording = False
-            # Zeros on pages that are never written to use no memory.
+            # Zeros on pages that are never written use no memory.
             output.logits = torch.zeros(output.logits.shape, dtype=output.logits.dtype)
             self._is_recording = True
 
@@ -186,7 +186,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         warnings = [
             WarningMessage(
                 f"MPS has no {operator.name}, which {', '.join(operator.modules)} calls",
-                remedy="replace what calls it, or set PYTORCH_ENABLE_MPS_FALLBACK=1, which "
+                remedy="replace its callers, or set PYTORCH_ENABLE_MPS_FALLBACK=1, which "
                 "runs it on the CPU, slowly",
             )
             for operator in report.missing
@@ -206,7 +206,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = _NAMES_ON_MPS.get(name, name)
         if not self._is_recording or func.namespace in _NOT_FOR_DEVICES:
             return func(*args, **kwargs)
-        # In training, such a composite is decomposed before a mode sees it.
+        # In training, such composites are decomposed before a mode sees them.
         if status_of(name) == "composite":
             with self:
                 result = func.decompose(*args, **kwargs)
@@ -216,7 +216,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._calls[name] += self._is_step
         self._modules[name].add(place)
         result = func(*args, **kwargs)
-        # Before clipping, GradScaler inverts its scale, in float64 everywhere but on MPS.
+        # Before clipping, GradScaler inverts its scale in float64, except on MPS.
         is_forward = place != "clipping" and current_autograd_node() is None
         if is_forward and any(map(_is_not_held, tree_iter((args, kwargs, result)))):
             self._not_held.setdefault(place, name)
@@ -247,7 +247,7 @@ class ParityReport:
         return tuple(difference for difference in self.differences if not difference.passes)
 
     def worst_by_part(self) -> dict[str, Difference]:
-        """Return the worst difference of each part."""
+        """Return the worst difference per part."""
         ascending = sorted(self.differences, key=lambda difference: difference.error)
         worst = {difference.part: difference for difference in ascending}
         return {part: worst[part] for part in dict.fromkeys(each.part for each in self.differences)}
@@ -270,7 +270,7 @@ class ParityReport:
 def check_parity(
     device: str, *, model: str | None, mode: Mode, precision: str, batch_size: int
 ) -> ParityReport:
-    """Compare a device with the CPU; store the result for ``--precision auto``."""
+    """Compare a device with the CPU, and store the result for ``--precision auto``."""
     there = select_device(device)
     check_precision(there, precision)
     if model is None:
@@ -292,7 +292,7 @@ def check_parity(
 def compare_model(
     model: PreTrainedModel, device: Device, *, mode: Mode, precision: str, max_batch_size: int
 ) -> ParityReport:
-    """Compare logits and gradients on a device and on the CPU. The model moves to the device."""
+    """Compare logits and gradients on a device and on the CPU. Move the model to the device."""
     structure = find_structure(model, has_mean_layer=has_mean_layer(model))
     # Stored transposed, as loaded weights may be.
     for parameter in map(model.get_parameter, structure.layers[-1]):

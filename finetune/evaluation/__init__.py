@@ -1,1 +1,1 @@
-"""Predictions of a trained model, and statistics of how good they are."""
+"""Predictions of a trained model, and statistics of their quality."""

@@ -1,6 +1,6 @@
-"""Explains predictions: each word of a text is left out, and the text is predicted again.
+"""Explains predictions by leaving out each word of a text and predicting again.
 
-A change can be repeated by hand: predict the text without the word.
+Each change can be reproduced by hand: predict the text without the word.
 """
 
 import math
@@ -15,22 +15,22 @@ from finetune.tasks.base import Logits, Outputs, Task
 from finetune.tasks.explanation import Explanation, Spans, WordChange, find_words, leave_out
 
 Predict = Callable[[Sequence[str], Sequence[str] | None], Logits]
-"""Returns the logits of texts, or of the first and second texts of pairs."""
+"""Returns the logits of texts, or of first and second texts of pairs."""
 Targets = Mapping[int, str | None]
-"""The outputs that are explained, each with its class if there may be several."""
+"""The outputs to explain, each with its class if there can be several."""
 
-# In a text with more words, sentences or other pieces are left out first. Then only the words of
-# the strongest pieces are.
+# In texts with more words, sentences or other pieces are left out first. Then only the words of
+# the strongest pieces are left out.
 MAX_WORDS, MAX_PIECES, STRONGEST = 60, 30, 3
 _ENDS = r".!?\n\u3002\uff01\uff1f"
 SENTENCE = re.compile(rf"[^{_ENDS}]*[{_ENDS}]+|[^{_ENDS}]+")
-# The words of a text that are returned.
+# Maximum words returned per text.
 MAX_CHANGES = 20
 COLUMNS = ("text", "text_pair")
 
 
 class _Part(NamedTuple):
-    """A part of a text that is left out; ``side`` is 1 for the second text of a pair."""
+    """A part of a text to leave out. ``side`` is 1 for the second text of a pair."""
 
     row: int
     side: int
@@ -47,9 +47,9 @@ def explain(
     *,
     targets: Sequence[Targets] | None = None,
 ) -> list[Explanation]:
-    """Return the words that decided each prediction, given by its logits, [texts, outputs].
+    """Return the decisive words of each prediction, given its logits, [texts, outputs].
 
-    The explanation of a multi-label text has the words of each predicted class. It is empty if no
+    The explanation of a multi-label text lists the words of each predicted class. It is empty if no
     class is predicted. ``targets`` are other outputs of each text to explain.
     """
     columns = [texts] if pairs is None else [texts, pairs]
@@ -57,7 +57,7 @@ def explain(
     before = _values_of(outputs)
 
     def measure(parts: Sequence[_Part]) -> NDArray[np.float32]:
-        """Return the changes of all values if a part is left out: [parts, outputs]."""
+        """Measure the changes of all values if a part is left out: [parts, outputs]."""
         if not parts:
             return before[:0]
         rows, changed = [part.row for part in parts], []
@@ -110,7 +110,7 @@ def _choose_words(
     targets: Sequence[Targets],
     measure: Callable[[Sequence[_Part]], NDArray[np.float32]],
 ) -> list[_Part]:
-    """Return the words of all texts that are worth leaving out."""
+    """Choose the words to leave out in each text."""
     rows = [row for row, explained in enumerate(targets) if explained]
     places = [(row, side) for row in rows for side in range(len(columns))]
     whole = {place: [(0, len(columns[place[1]][place[0]]))] for place in places}
@@ -163,7 +163,7 @@ def _split(text: str, start: int, end: int, count: int) -> Spans:
 
 
 def _strongest(changes: Sequence[WordChange]) -> list[WordChange]:
-    """Return the largest changes, by class, the largest fall first."""
+    """Return the largest changes, by class, largest fall first."""
     labels = list(dict.fromkeys(change.label for change in changes))
     kept = sorted(changes, key=lambda change: -abs(change.change))[:MAX_CHANGES]
     return sorted(kept, key=lambda change: (labels.index(change.label), change.change))

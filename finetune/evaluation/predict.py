@@ -17,7 +17,7 @@ from finetune.tokenization.examples import ModelInputs, fill_batch, plan_evaluat
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicts with a model, the same on all ranks, in batches that fit into memory."""
+    """Predicts with a model, identical on all ranks, in batches that fit in memory."""
 
     model: nn.Module
     device: Device
@@ -27,18 +27,18 @@ class Predictor:
     def logits(
         self, examples: ModelInputs, *, padded_lengths: Sequence[int]
     ) -> NDArray[np.float32]:
-        """Return the logits of examples: float32 of shape [examples, classes], in their order.
+        """Compute the logits of examples: float32 of shape [examples, classes], in order.
 
         Logits of windows are averaged. Ranks share the work, and each rank gets all logits.
         """
         order = np.argsort(-examples.lengths, kind="stable")
-        # Each process gets the same number of examples per length, and so about the same work.
+        # Each process gets the same number of examples per length, and thus about the same work.
         count = distributed.world_size()
         parts = [order[first::count] for first in range(count)]
         indices = parts[distributed.rank()]
 
         predict = partial(self.part_logits, examples.subset(indices), padded_lengths)
-        # Longest batches come first, so that little work is lost if one does not fit.
+        # Longest batches come first, so that little work is lost if one doesn't fit.
         rank_logits = self.batch_size.retry_on_out_of_memory(predict) if len(indices) else None
         gathered = [part for part in distributed.gather(rank_logits) if part is not None]
         logits = np.empty((len(order), gathered[0].shape[1]), np.float32)
@@ -55,12 +55,12 @@ class Predictor:
     def part_logits(
         self, examples: ModelInputs, padded_lengths: Sequence[int], batch_size: int
     ) -> NDArray[np.float32]:
-        """Return the logits of this rank's part: float32 [sequences, classes], in their order."""
+        """Compute the logits of this rank's part: float32 [sequences, classes], in order."""
         if self.model.training:  # the call takes a millisecond
             self.model.eval()
         lengths, device = examples.lengths, self.device
         batches = plan_evaluation(lengths, batch_size=batch_size, padded_lengths=padded_lengths)
-        # A small tensor per batch would fragment the heap.
+        # One small tensor per batch would fragment the heap.
         logits, done = torch.empty(0), 0
         with device.autocast(self.precision):  # once, because it keeps the weights in 16 bits
             for batch in batches:

@@ -1,4 +1,4 @@
-"""Writes the input table with predictions, in the format of the file suffix."""
+"""Writes the input table with predictions, in the format given by the file suffix."""
 
 import os
 import re
@@ -30,10 +30,10 @@ ROW_END = re.compile(r"((?:[\r\n]\s*)?\Z)")
 
 
 class PredictionFile:
-    """Collects predictions, and writes them next to the columns of the input."""
+    """Collects predictions and writes them next to the input columns."""
 
     def __init__(self, path: Path, *, source: Path | None, overwrite: bool = False) -> None:
-        """Raise a UsageError if the file can't be written, or is the source."""
+        """Raise a UsageError if the file can't be written or is the source."""
         has_macros = source is not None and source.suffix.lower() == ".xlsm"
         suffixes = [suffix for suffix in WRITERS if suffix != ".xlsm" or has_macros]
         if path.suffix.lower() not in suffixes:
@@ -57,7 +57,7 @@ class PredictionFile:
         return len(self._results)
 
     def reading(self, pieces: Iterable[Texts]) -> Iterator[Texts]:
-        """Yield texts, and keep their table."""
+        """Yield texts and keep their table."""
         for piece in pieces:
             self._source = piece.source
             yield piece
@@ -107,7 +107,7 @@ def _with_comma(value: float) -> str:
 
 
 def _has_commas(frame: pandas.DataFrame) -> bool:
-    """Return whether the decimals of a column have a comma."""
+    """Return whether a column uses decimal commas."""
     columns = ({*values.head(SAMPLE_ROWS)} - {""} for _, values in frame.items())
     return any(map(has_decimal_commas, columns))
 
@@ -131,7 +131,7 @@ def _lines_with(file: Delimited, added: pandas.DataFrame) -> Iterator[str]:
 
 
 def _flatten(result: Mapping[str, Any], show: Callable[[float], Any]) -> dict[str, Any]:
-    """Return texts, and numbers as ``show`` returns them, by column."""
+    """Flatten a result to columns, with numbers formatted by ``show``."""
     row: dict[str, Any] = {}
     for name, value in result.items():
         if isinstance(value, Mapping):

@@ -14,11 +14,11 @@ from finetune.tasks.tables import wilson_interval
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
-# Rows that are drawn before their metrics are computed.
+# Rows drawn at a time before computing their metrics.
 MAX_DRAWN = 2**17
 # Bins of a reliability diagram, as in Guo et al. 2017.
 BINS = 15
-# A threshold is chosen so that the precision is this many standard errors above the target.
+# Thresholds are chosen so that precision is this many standard errors above the target.
 MARGIN_Z = 1.0
 
 Floats = NDArray[np.floating[Any]]
@@ -35,7 +35,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Accuracy by confidence, as a reliability diagram shows it: each [bins], without empty bins.
+    """Accuracy by confidence, for a reliability diagram: each [bins], without empty bins.
 
     With few rows, the expected calibration error ``ece`` is above 0 even for perfect probabilities,
     because the accuracy of each bin is measured on a sample.
@@ -49,7 +49,7 @@ class Reliability:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The reliability of test rows before and after the logits are scaled by the temperature."""
+    """The reliability of test rows before and after temperature scaling."""
 
     temperature: float
     before: Reliability
@@ -59,7 +59,7 @@ class Calibration:
 def bootstrap(
     compute: WeightedMetrics, *, rows: int, resamples: int = RESAMPLES
 ) -> dict[str, NDArray[np.float64]]:
-    """Return metrics of resampled rows by name, [resamples]; each call draws the same resamples."""
+    """Return metrics on resampled rows by name, [resamples]. Each call draws the same resamples."""
     generator = np.random.default_rng(0)
     parts = []
     for sizes in np.array_split(np.arange(resamples), math.ceil(resamples * rows / MAX_DRAWN)):
@@ -69,7 +69,7 @@ def bootstrap(
 
 
 def percentile_interval(value: float, resampled: Floats) -> Interval:
-    """Return a value on all rows with its percentile interval over resampled rows."""
+    """Return a value over all rows with its percentile interval over resampled rows."""
     tail = (1 - CONFIDENCE) / 2
     return Interval(value, *np.quantile(resampled, [tail, 1 - tail]).tolist())
 
@@ -77,7 +77,7 @@ def percentile_interval(value: float, resampled: Floats) -> Interval:
 def metric_interval(metric: Metric, value: float, rows: int, resampled: Floats) -> Interval:
     """Return a metric with its interval: Wilson for a proportion, otherwise bootstrap."""
     if metric.is_proportion:
-        # The bootstrap of a proportion has no width if all rows are correct.
+        # The bootstrap interval of a proportion has no width if all rows are correct.
         return Interval(value, *map(float, wilson_interval(value * rows, rows)))
     return percentile_interval(value, resampled)
 

@@ -1,1 +1,1 @@
-"""The report: a run's files as one page."""
+"""Reports: the files of a run as one page."""

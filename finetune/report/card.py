@@ -16,15 +16,15 @@ from finetune.runs.manifest import read_trained_config, reads_pairs
 from finetune.runs.results import RunResults, summarize
 from finetune.tasks.tables import capitalize
 
-# Markdown: templates escape text themselves.
+# For Markdown, templates escape text themselves.
 _MARKDOWN = TEMPLATES.overlay(autoescape=False, trim_blocks=False, lstrip_blocks=False)
 TREC_ID = "CogComp/trec"
 
 
 def write_cards(folder: RunFolder, results: RunResults) -> None:
-    """Write ``README.md`` next to the model of a run, and next to its adapter if it has one.
+    """Write ``README.md`` next to the model of a run and next to its adapter, if any.
 
-    Cards may be published, so they have only the last part of local paths.
+    Cards can be published, so they contain only the last part of local paths.
     """
     file = folder.adapter_folder / "adapter_config.json"
     if file.is_file():
@@ -99,7 +99,7 @@ def _published_model(model: str) -> str:
 
 
 def _public_config(config: Config) -> str:
-    """Return the options that decide the model as YAML, without folders of this machine."""
+    """Return the options that determine the model as YAML, without local folders."""
     chosen: dict[str, dict[str, Any]] = {"data": {}, "model": {}, "training": {}}
     for name, option in OPTIONS.items():
         value = without_folder(name, option.value_in(config))
@@ -111,16 +111,16 @@ def _public_config(config: Config) -> str:
 
 
 def _as_words(text: str) -> str:
-    """Escape text so that Markdown finds no link, image, HTML or end of a cell in it."""
+    """Escape Markdown links, images, HTML and cell separators in text."""
     line = html.escape(escape_line(" ".join(text.split())), quote=False)
     return re.sub(r"([\\`*_\[\]|~])", r"\\\1", line)
 
 
 def _as_sentences(text: str) -> str:
-    """Return sentences with bold names instead of code, in which markup can't be escaped."""
+    """Replace code in sentences by bold names, because markup in code can't be escaped."""
     return re.sub("`([^`]*)`", lambda name: f"**{_as_words(name[1])}**", escape_line(text))
 
 
 def _as_code(text: str) -> str:
-    """Return text on one line, without backticks that would end the code around it."""
+    """Return text on one line, without backticks that would end the surrounding code."""
     return escape_line(text).replace("`", "'")

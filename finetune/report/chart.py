@@ -1,4 +1,4 @@
-"""Charts as SVG that fit a phone, styled by the page around them."""
+"""SVG charts that fit on a phone, styled by the surrounding page."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -16,21 +16,21 @@ Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT = 340.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 48.0, 12.0, 8.0, 36.0
 MAX_TICKS = 5
-# A smaller range of values, absolute or relative, is drawn as one value.
+# Smaller ranges of values, absolute or relative, are drawn as one value.
 MIN_SPREAD = 1e-9
-# More points than pixels add nothing. With few points, each is marked.
+# More points than pixels are useless. If there are few points, each is marked.
 MAX_POINTS, MAX_MARKED_POINTS = 600, 25
 
 
 def in_percent(fraction: float) -> str:
-    """Return a fraction in percent: ``97.5%``."""
+    """Format a fraction in percent: ``97.5%``."""
     return f"{100 * fraction:.3g}%"
 
 
 class Series(NamedTuple):
-    """A line, dots, or a guide: a thin line to compare others with.
+    """A line, dots, or a guide, which is a thin line for comparison.
 
-    A guide of one point crosses the chart vertically; its second number is NaN.
+    A guide with one point is vertical. Its second number is NaN.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Series(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """An axis; by default from a tick below the lowest point to one above the highest."""
+    """An axis, by default from a tick below the lowest point to a tick above the highest."""
 
     name: str
     low: float | None = None
@@ -48,7 +48,7 @@ class Axis(NamedTuple):
 
 
 class Scale:
-    """Maps the numbers of an axis to positions in the view box, ``start`` to ``end``."""
+    """Maps axis values to positions in the view box, from ``start`` to ``end``."""
 
     def __init__(self, axis: Axis, values: Iterable[float], start: float, end: float) -> None:
         values = [value for value in values if not math.isnan(value)]
@@ -66,14 +66,14 @@ class Scale:
         self.ticks = [step * number for number in range(first, last + 1)]
 
     def place(self, value: float) -> float:
-        """Return the position of a number, to a tenth of a unit."""
+        """Return the position of a value, rounded to 0.1 units."""
         fraction = (value - self.low) / (self.high - self.low)
         return round(self.start + fraction * (self.end - self.start), 1)
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Series that share two axes, under a title."""
+    """Series that share two axes, with a title."""
 
     title: str
     series: Sequence[Series]
@@ -82,7 +82,7 @@ class Chart:
 
     @property
     def description(self) -> str:
-        """The chart in words, for those who can't see it."""
+        """The alternative text of the chart."""
         words = [f"{self.y.name} by {self.x.name}."]
         for series in self.series:
             if series.points and series.kind != "guide":
@@ -105,7 +105,7 @@ class Chart:
 
     @property
     def paths(self) -> list[tuple[str, str]]:
-        """Each series as classes and data of an SVG path, with marks of few points."""
+        """The CSS classes and SVG path data of each series, with marks if points are few."""
         paths = []
         for number, series in enumerate(self.series, start=1):
             shapes = [series]
@@ -121,23 +121,23 @@ class Chart:
         every = math.ceil(len(series.points) / MAX_POINTS)
         shown = [*series.points[:-1:every], *series.points[-1:]]
         placed = [f"{across.place(x)} {up.place(y)}" for x, y in shown]
-        if series.kind == "dots":  # lines without length, with round ends
+        if series.kind == "dots":  # zero-length lines with round ends
             return "".join(f"M{place}h0" for place in placed)
         return f"M{'L'.join(placed)}"
 
     def draw(self) -> Markup:
-        """Return the chart as an ``svg`` element."""
+        """Render the chart as an ``svg`` element."""
         template = TEMPLATES.get_template("chart.svg.j2")
         return Markup(template.render(chart=self, width=WIDTH, height=HEIGHT))
 
 
 def chart_of(title: str, series: Iterable[Series], x: Axis, y: Axis) -> list[Chart]:
-    """Return a chart of the non-empty series; nothing if only guides have points."""
+    """Return a chart of the non-empty series, or none if only guides have points."""
     shown = [line for line in series if line.points]
     return [Chart(title, shown, x, y)] if any(line.kind != "guide" for line in shown) else []
 
 
 def _round_up(least: float) -> float:
-    """Return the smallest of 1, 2, 5, 10, 20, ... and their tenths that is large enough."""
+    """Round up to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least * (1 - 1e-9))

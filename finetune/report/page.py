@@ -1,6 +1,6 @@
-"""The reports of a run, of its folds, of a benchmark and of an audit: each is one page.
+"""The reports of runs, folds, benchmarks and audits, each as one page.
 
-Its text is in a template; here are its charts and tables. A section with one table is an entry of
+The text is in templates, the charts and tables are here. A section with one table is an entry in
 ``tables``.
 """
 
@@ -50,9 +50,9 @@ Rows = Sequence[Mapping[str, Any]]
 SHOWN_PROBABILITIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
 # The style sheet has colors for three.
 MAX_CURVES = 3
-# The page of folds lists all mistakes up to this number.
+# The folds page lists all mistakes up to this number.
 MAX_FOLD_MISTAKES = 200
-# Rows on the page of an audit. suspects.csv and the JSON have all of them.
+# Rows on an audit page. suspects.csv and the JSON contain all of them.
 MAX_AUDIT_ROWS = 500
 GOOD, ODD, BAD = "✔", "⚠", "✘"
 SUSPECTS = "suspects.csv"
@@ -61,7 +61,7 @@ SUSPECTS = "suspects.csv"
 def write_report(folder: RunFolder, results: RunResults) -> Path:
     """Write or replace the report of a finished run, and return its path.
 
-    Reports may be published, so they have only the last part of local paths.
+    Reports can be published, so they contain only the last part of local paths.
     """
     config, facts, task = folder.read_config(), results.facts, results.task
     rows, mistakes = folder.read(folder.predictions_file, lambda rows: (rows, task.mistakes(rows)))
@@ -106,9 +106,9 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
 
 
 def draw_curves(journal: Rows, results: RunResults) -> list[Chart]:
-    """Return the loss and the metrics of validations by epoch, as far as there are any.
+    """Draw loss and validation metrics by epoch, if any.
 
-    Guides mark the epoch that was kept, and the epoch of an early stop.
+    Guides mark the kept epoch and the epoch of an early stop.
     """
     training, metrics = results.training, [METRICS[name] for name in results.test.metrics]
     steps, best, last = training.global_step, training.best_global_step, training.epoch
@@ -137,7 +137,7 @@ def draw_curves(journal: Rows, results: RunResults) -> list[Chart]:
 
 
 def tabulate_classes(results: RunResults) -> Table | None:
-    """Return the metrics of each class, its training rows, and its most frequent wrong class."""
+    """Return the metrics, training rows and most frequent confusion of each class."""
     table = results.test.table
     if table is None:
         return None
@@ -167,7 +167,7 @@ def tabulate_words(words: Mapping[str, ClassWords]) -> Table:
 
 
 def draw_scatter(rows: Rows) -> list[Chart]:
-    """Return predicted over true values, and the line on which they are equal."""
+    """Draw predicted over true values, and the line of equality."""
     points = sorted((row["label"], row["predicted"]) for row in rows)
     numbers = [number for point in points for number in point] or [0.0]
     equal = [(end, end) for end in (min(numbers), max(numbers))]
@@ -178,7 +178,7 @@ def draw_scatter(rows: Rows) -> list[Chart]:
 def show_probabilities(
     calibration: Calibration | None, probabilities: NDArray[Any], is_right: NDArray[np.bool_]
 ) -> tuple[list[Chart], Table]:
-    """Return the reliability diagram and its errors, also those before calibration if any."""
+    """Draw the reliability diagram. Also return its errors, after and before calibration."""
     measured = {}
     if calibration:
         measured = {"before scaling": calibration.before, "after scaling": calibration.after}
@@ -196,7 +196,7 @@ def show_probabilities(
 
 
 def tabulate_coverage(probabilities: NDArray[Any], is_right: NDArray[np.bool_]) -> Table:
-    """Return the accuracy on rows whose probability is at least some value."""
+    """Return the accuracy on rows by minimum probability."""
     cells = []
     for lowest in SHOWN_PROBABILITIES:
         covered = is_right[probabilities >= lowest]
@@ -210,7 +210,7 @@ def tabulate_coverage(probabilities: NDArray[Any], is_right: NDArray[np.bool_]) 
 
 
 def tabulate_costs(results: RunResults) -> Table:
-    """Return the seconds of each stage up to the report, and what they depend on."""
+    """Return the seconds of each stage up to the report, with speed and memory."""
     peak = results.training.train_peak_bytes
     rows = [(name, f"{seconds:,.1f} s") for name, seconds in results.stage_seconds.items()]
     rows += [
@@ -223,7 +223,7 @@ def tabulate_costs(results: RunResults) -> Table:
 
 
 def tabulate_options(config: Config, sources: Mapping[str, str]) -> Table:
-    """Return all options and where their values come from, without folders."""
+    """Return all options and the sources of their values, without folders."""
     rows = []
     for option in OPTIONS.values():
         value = without_folder(option.name, option.value_in(config))
@@ -235,7 +235,7 @@ def tabulate_options(config: Config, sources: Mapping[str, str]) -> Table:
 
 
 def render_bench(results: BenchResults) -> str:
-    """Return the page of a benchmark, which needs no other file."""
+    """Render the self-contained page of a benchmark."""
     machine = results.machine
     facts = [("CPU", machine["cpu"]), ("System", machine["platform"]), *machine["devices"].items()]
     return TEMPLATES.get_template("bench.html.j2").render(
@@ -246,14 +246,14 @@ def render_bench(results: BenchResults) -> str:
 
 
 def tabulate_environment(environment: Mapping[str, Any]) -> Table:
-    """Return versions and machine."""
+    """Return the versions and the machine."""
     others = ("origins", "choices")
     facts = [(name, format_value(environment[name])) for name in environment if name not in others]
     return Table("Environment", ("name", "value"), facts, text_columns=2)
 
 
 def write_folds_report(folder: SeveralFolder, results: SeveralResults, rows: FoldRows) -> None:
-    """Write the page of a finished cross-validation, which needs no other file."""
+    """Write the self-contained page of a finished cross-validation."""
     scores, first = results.scores, next(iter(results.runs.values()))
     assert scores
     mistakes = first.task.mistakes(rows)
@@ -280,7 +280,7 @@ def write_folds_report(folder: SeveralFolder, results: SeveralResults, rows: Fol
 
 
 def tabulate_runs(results: SeveralResults) -> Table:
-    """Return the metrics of each seed or fold, and the mean or the metrics of all rows."""
+    """Return the metrics of each seed or fold, and the mean or the metrics over all rows."""
     first, kind = next(iter(results.runs.values())), results.kind
     metrics, samples = [value.metric for value in first.test.values], first.test.samples
 
@@ -288,7 +288,7 @@ def tabulate_runs(results: SeveralResults) -> Table:
         if (interval := intervals.get(metric.name)) is None:
             return "–"
         low, high = interval.low, interval.high
-        if metric.is_fraction:  # an interval over few seeds may exceed 0% or 100%
+        if metric.is_fraction:  # an interval over few seeds can exceed 0% or 100%
             low, high = max(low, 0.0), min(high, 1.0)
         return f"{MetricValue(metric, low)} to {MetricValue(metric, high)}"
 
@@ -322,7 +322,7 @@ def tabulate_runs(results: SeveralResults) -> Table:
 
 
 def audit_files(audit: "Audit") -> Mapping[str, str]:
-    """Return the files of an audit by name. The page needs no other file."""
+    """Return the files of an audit by name. The page is self-contained."""
     page = TEMPLATES.get_template("audit.html.j2").render(
         audit=audit,
         name=without_folder("data", audit.data),
@@ -339,14 +339,14 @@ def audit_files(audit: "Audit") -> Mapping[str, str]:
 
 
 def to_csv(titles: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Return a table as CSV."""
+    """Format a table as CSV."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([titles, *rows])
     return text.getvalue()
 
 
 def summarize_audit(audit: "Audit") -> Table:
-    """Return a table with one line per finding."""
+    """Return a table with one row per finding."""
     rows = []
     for what, records, mark in (
         ("near duplicates", audit.near_duplicates, ODD),
@@ -359,7 +359,7 @@ def summarize_audit(audit: "Audit") -> Table:
 
 
 def tabulate_audit(audit: "Audit") -> list[Table]:
-    """Return the records, the worst first."""
+    """Return tables of the records, worst first."""
     records = {
         "Labels that may be wrong": audit.suspects,
         "Leaks between splits": audit.leaks,
@@ -368,7 +368,7 @@ def tabulate_audit(audit: "Audit") -> list[Table]:
     tables = []
     for title, rows in records.items():
         if rows:
-            # The text follows the number of its row.
+            # The text comes after the row number.
             columns = sorted(rows[0], key=lambda name: {"row": 0, "text": 1}.get(name, 2))
             shown = rows[:MAX_AUDIT_ROWS]
             cells = [[_audit_cell(row, name) for name in columns] for row in shown]
@@ -384,7 +384,7 @@ def tabulate_audit(audit: "Audit") -> list[Table]:
 
 
 def _audit_cell(row: "Record", name: str) -> str:
-    """Return a value as text, or the text of a suspect with its words marked."""
+    """Format a value as text, or highlight the words in the text of a suspect."""
     text = shorten_text(format_cell(row[name]))
     if name != "text":
         return text

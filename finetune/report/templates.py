@@ -1,4 +1,4 @@
-"""The template engine of all pages; how values are formatted, and named without folders."""
+"""The template engine of all pages, with filters for formatting and removing folders."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.\.?)?/(?:[^/\s]+/)+")
 
 
 def hub_id(model: str) -> str | None:
-    """Return the Hub id of a model, or None for a local one."""
+    """Return the Hub ID of a model, or None for a local model."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -31,7 +31,7 @@ def hub_id(model: str) -> str | None:
 
 
 def without_folder(option: str, value: Any) -> Any:
-    """Return the value of an option; for a file or folder, the last part of its path."""
+    """Return the value of an option or, for a file or folder, the last part of its path."""
     is_path = OPTIONS[option].is_path
     if option == "data":
         is_path = not value.startswith(HUB_PREFIX)
@@ -41,7 +41,7 @@ def without_folder(option: str, value: Any) -> Any:
 
 
 def remove_folders(message: str, config: Config) -> str:
-    """Return a warning of a run with the last parts of paths, also of those with spaces."""
+    """Shorten paths in a warning to their last part, including paths with spaces."""
     for path in (config.data.data, config.data.validation_file, config.data.test_file):
         if path and not path.startswith(HUB_PREFIX):
             message = message.replace(path, Path(path).name)
@@ -49,7 +49,7 @@ def remove_folders(message: str, config: Config) -> str:
 
 
 def mark_code(text: str) -> Markup:
-    """Return a sentence as HTML, with code between backticks."""
+    """Convert a sentence with code between backticks to HTML."""
     return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(escape_controls(text)))))
 
 

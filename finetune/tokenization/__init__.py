@@ -1,1 +1,1 @@
-"""Turns texts into token IDs once, then into batches of one padded length."""
+"""Tokenizes texts once, then makes batches with one padded length each."""

@@ -1,4 +1,4 @@
-"""Turns texts into token IDs, once per run."""
+"""Tokenizes texts, once per run."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Texts go to the tokenizer in slices of this size, whose output fits into the processor cache.
 TEXTS_PER_CALL = 512
-# Fewer long texts go to the tokenizer at once, to limit memory.
+# Fewer long texts go to the tokenizer at a time, to limit memory.
 CHARACTERS_PER_CALL = 2**17
 SECONDS_BETWEEN_REPORTS = 5.0
 _ATTRIBUTES = {"input_ids": "ids", "token_type_ids": "type_ids"}
@@ -32,40 +32,40 @@ _ATTRIBUTES = {"input_ids": "ids", "token_type_ids": "type_ids"}
 class Windows:
     """Maps windows to texts. The logits of a text are the mean logits of its windows.
 
-    ``counts`` has the number of windows of each text, 1 or more: int64 of shape [texts]. The
-    windows of a text follow each other, in the order of the texts.
+    ``counts`` contains the number of windows per text, at least 1: int64 of shape [texts]. The
+    windows of a text are consecutive, in text order.
     """
 
     counts: NDArray[np.int64]
 
     @cached_property
     def firsts(self) -> NDArray[np.int64]:
-        """The first window of each text: int64 of shape [texts]."""
+        """First window of each text: int64 of shape [texts]."""
         return np.cumsum(self.counts) - self.counts
 
     def of(self, texts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the windows of some texts, text by text: int64 of shape [windows]."""
+        """Return the windows of these texts, text by text: int64 of shape [windows]."""
         counts = self.counts[texts]
         ends = np.cumsum(counts)
         return np.repeat(self.firsts[texts] - (ends - counts), counts) + np.arange(counts.sum())
 
     def average(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logits of texts, [texts, classes], from the logits of all windows."""
+        """Average window logits to text logits: [texts, classes]."""
         sums = np.add.reduceat(logits, self.firsts, dtype=np.float64)
         return (sums / self.counts[:, None]).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """The token IDs of many texts, end to end in flat arrays.
+    """The token IDs of many texts, concatenated in flat arrays.
 
     Args:
-        columns: For each input of the model, such as ``input_ids``, int32 of shape [all tokens].
-        offsets: The start of each text, or of each window, and the end of the last: int64 of shape
+        columns: For each model input, such as ``input_ids``, int32 of shape [all tokens].
+        offsets: The start of each text or window, and the end of the last: int64 of shape
             [texts + 1].
         padding: The padding value of each column.
         truncated_texts: The number of truncated texts.
-        windows: Maps windows to texts; None if no text has windows.
+        windows: Maps windows to texts, or None if no text has windows.
     """
 
     columns: dict[str, NDArray[np.int32]]
@@ -77,15 +77,15 @@ class EncodedTexts:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each text or window, special ones included: int64 of shape [texts]."""
+        """Tokens per text or window, including special tokens: int64 of shape [texts]."""
         return np.diff(self.offsets)
 
     def count(self, token_id: int | None) -> int:
-        """Return how often a token ID occurs."""
+        """Count the occurrences of a token ID."""
         return int(np.count_nonzero(self.columns["input_ids"] == token_id))
 
     def take(self, texts: NDArray[np.int64]) -> "EncodedTexts":
-        """Return some texts, in this order, none of which is truncated or has windows."""
+        """Return these texts, in this order. None may be truncated or have windows."""
         tokens = Windows(self.lengths).of(texts)
         columns = {name: column[tokens] for name, column in self.columns.items()}
         offsets = np.cumsum(np.concatenate([[0], self.lengths[texts]]))
@@ -94,9 +94,9 @@ class EncodedTexts:
     def padded(
         self, texts: NDArray[np.int64], *, padded_length: int
     ) -> dict[str, NDArray[np.int64] | NDArray[np.bool_]]:
-        """Pad the texts of some indices to one length, at least the length of the longest.
+        """Pad the texts at these indices to a length, or to the longest if that is longer.
 
-        Each column becomes int64 of shape [texts, tokens], and there is an ``attention_mask``,
+        Each column becomes int64 of shape [texts, tokens]. Also return an ``attention_mask``,
         bool.
         """
         starts = self.offsets[texts]
@@ -114,9 +114,9 @@ class EncodedTexts:
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """A tokenizer of the library tokenizers, and what else a model needs to read its output.
+    """A tokenizer of the `tokenizers` library, and how a model reads its output.
 
-    ``padding`` has the padding value of each input of the model but the attention mask.
+    ``padding`` contains the padding value of each model input except the attention mask.
     """
 
     backend: "tokenizers.Tokenizer"
@@ -126,7 +126,7 @@ class TextEncoder:
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerFast") -> "TextEncoder":
-        """Return the encoder of a tokenizer of transformers."""
+        """Create the encoder of a transformers tokenizer."""
         ids = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
         return cls(
             tokenizer.backend_tokenizer,
@@ -144,10 +144,10 @@ def encode_texts(
     max_length: int,
     stride: int | None = None,
 ) -> EncodedTexts:
-    """Turn each text into at most ``max_length`` token IDs, special tokens included.
+    """Tokenize each text to at most ``max_length`` token IDs, including special tokens.
 
-    ``pairs`` has the second text of each example. The longer of the two is truncated first. With a
-    ``stride``, a longer single text becomes windows that overlap by this many tokens.
+    ``pairs`` contains the second text of each example. The longer of the two is truncated first.
+    With a ``stride``, a longer single text becomes windows that overlap by this many tokens.
     """
     encoder = tokenizer if isinstance(tokenizer, TextEncoder) else TextEncoder.of(tokenizer)
     _set_truncation(encoder, stride, max_length=max_length, has_pairs=pairs is not None)
@@ -168,7 +168,7 @@ def encode_texts(
         for name in set(names) - constants:
             ids = chain.from_iterable(getattr(part, _ATTRIBUTES[name]) for part in encodings)
             column = np.fromiter(ids, np.int32)
-            # Token types come from the template of the tokenizer, not from the words.
+            # Token types come from the tokenizer's template, not from the words.
             if number == 0 and name != "input_ids" and len(np.unique(column)) == 1:
                 constants.add(name)
             columns[name].append(column)
@@ -188,7 +188,7 @@ def encode_texts(
 def random_texts(
     lengths: NDArray[np.int64], *, vocabulary_size: int, padding_id: int, seed: int
 ) -> EncodedTexts:
-    """Return texts of random tokens with the given lengths."""
+    """Generate texts of random tokens with these lengths."""
     random = np.random.default_rng(seed)
     return EncodedTexts(
         columns={"input_ids": random.integers(vocabulary_size, size=lengths.sum(), dtype=np.int32)},
@@ -202,7 +202,7 @@ def random_texts(
 def _set_truncation(
     encoder: TextEncoder, stride: int | None, *, max_length: int, has_pairs: bool
 ) -> None:
-    # tokenizers 0.23 sets wrong token types in all windows of a pair but the first.
+    # tokenizers 0.23 sets wrong token types in all windows of a pair except the first.
     if has_pairs and stride is not None:
         raise ConfigurationError(
             "--long-texts windows can't be used with sentence pairs",

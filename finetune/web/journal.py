@@ -1,9 +1,9 @@
 """The texts and labels of a labeling session, and the journal that keeps the labels.
 
 Each action is one line of ``texts.labels.jsonl``, flushed before the action is answered. Replaying
-the actions gives the labels, so undo means replaying without the last action. A line has the texts
-of its row, so that rows can be added to the file. It also has the hash of the table of labels. Any
-other table was edited by the user, and what was edited becomes actions.
+the actions gives the labels, so undo means replaying without the last action. Lines contain the
+texts of their row, so that rows can be added to the file, and a hash of the label table. If the
+hash differs, the user edited the table, and the edits become actions.
 """
 
 import csv
@@ -45,10 +45,10 @@ _FORMAT = "finetune labels 2"
 
 @dataclass(frozen=True)
 class Action:
-    """One action of a person; ``kind`` determines which of the other fields it uses.
+    """A user action. ``kind`` determines which of the other fields it uses.
 
-    A class that is renamed to nothing is deleted. ``agrees`` is whether a new label is the
-    suggestion of the model.
+    A class renamed to "" is deleted. ``agrees`` is whether a new label is the
+    model's suggestion.
     """
 
     kind: Literal["label", "skip", "add", "rename", "undo"]
@@ -61,17 +61,17 @@ class Action:
 
 @dataclass
 class Labels:
-    """The labels so far: classes in the order of their addition, and the classes of each row."""
+    """The labels so far: classes in order of addition, and the classes of each row."""
 
     classes: list[str] = field(default_factory=list)
     rows: dict[int, tuple[str, ...]] = field(default_factory=dict)
     how: dict[int, How] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
-    confirmed: set[int] = field(default_factory=set)  # got the label that they had
+    confirmed: set[int] = field(default_factory=set)  # rows whose label was confirmed
     agreements: list[bool] = field(default_factory=list)
 
     def apply(self, action: Action) -> None:
-        """Change the labels as an action does."""
+        """Apply an action to the labels."""
         if action.kind == "rename":
             new_names = {action.classes[0]: action.new_name}
 
@@ -97,18 +97,18 @@ class Labels:
             self.agreements.append(action.agrees)
 
     def add_classes(self, names: Iterable[str]) -> None:
-        """Add the classes that are new and not blank."""
+        """Add new classes that aren't blank."""
         self.classes = [*dict.fromkeys(filter(None, [*self.classes, *names]))]
 
     def counts(self) -> dict[str, int]:
-        """Return the number of labeled rows of each class."""
+        """Return the number of labeled rows per class."""
         counts = Counter(name for names in self.rows.values() for name in names)
         return {name: counts[name] for name in self.classes}
 
 
 @dataclass
 class LabelSource:
-    """The rows of a file: a column of texts, or two of sentence pairs, and the labels in the file.
+    """The rows of a file: one text column, or two for sentence pairs, and the labels in the file.
 
     Labeled texts that are no longer in the file are added at the end.
     """
@@ -125,11 +125,11 @@ class LabelSource:
 
     @property
     def is_blank(self) -> NDArray[np.bool_]:
-        """Whether a text of each row is missing: [rows]."""
+        """Whether each row lacks a text: [rows]."""
         return np.array([not all(map(str.strip, row)) for row in zip(*self.texts, strict=True)])
 
     def find_row(self, row: int | None, texts: Sequence[str]) -> int:
-        """Return the row with these texts, if possible a certain one; add it if there is none."""
+        """Return the row with these texts, preferably ``row``. Add it if it doesn't exist."""
         rows = self._rows.setdefault(_key(texts), [])
         if not rows:
             rows.append(len(self.texts[0]))
@@ -138,7 +138,7 @@ class LabelSource:
         return row if row in rows else rows[0]
 
     def draw(self, seed: int) -> NDArray[np.int64]:
-        """Return all rows in a random order, which stays the same if others are added."""
+        """Return all rows in a random order that doesn't change if rows are added."""
         salt = seed.to_bytes(8, "big")
         return np.argsort(
             [_hash(_key(row).encode(), salt=salt) for row in zip(*self.texts, strict=True)]
@@ -146,7 +146,7 @@ class LabelSource:
 
 
 def _key(texts: Sequence[str]) -> str:
-    """Return the words of texts. Spreadsheets change the spaces between them."""
+    """Return the words of texts, because spreadsheets change the spaces between them."""
     return "\0".join(" ".join(text.split()) for text in texts)
 
 
@@ -159,14 +159,14 @@ def _with_digest(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class LabelJournal:
-    """The files next to a table of texts: the journal, and the labeled rows as a table.
+    """The files next to a text table: the journal, and the labeled rows as a table.
 
     ``texts.csv`` leads to ``texts.labels.jsonl`` and ``texts.labels.csv``.
     """
 
     random_fraction = 0.25
     suggestions: Mapping[int, tuple[tuple[str, ...], float]] = {}
-    words: Mapping[int, set[str]] = {}  # that speak for a suggestion, in lower case
+    words: Mapping[int, set[str]] = {}  # lowercase words that support a suggestion
 
     def __init__(self, path: Path, source: LabelSource) -> None:
         stem = path
@@ -175,7 +175,7 @@ class LabelJournal:
         self.path = path.with_name(f"{stem.name}.labels.jsonl")
         self.table_path = path.with_name(f"{stem.name}.labels.csv")
         self.source, self.labels = source, deepcopy(source.labels)
-        self.actions: list[Action] = []  # without those that were undone
+        self.actions: list[Action] = []  # without undone actions
         if stem.suffix == ".labels":
             raise UsageError(f"{path} has labels already", remedy="label the file it was made from")
         if self.table_path.exists() and not self.path.exists():
@@ -199,7 +199,7 @@ class LabelJournal:
             write_text_atomically(self.table_path, self._table(), flushes=False)
 
     def _read(self) -> list[Action]:
-        """Return the actions in the journal; write the first line if there is none."""
+        """Read the actions in the journal. Write the first line of a new journal."""
         source, content = self.source, read_bytes(self.path)
         header = {"format": _FORMAT, "multi_label": source.is_multi_label}
         seed = int(_hash("\n".join(source.texts[0]).encode()), 16)
@@ -228,7 +228,8 @@ class LabelJournal:
                 f"{self.path} has labels of other texts, or of another kind",
                 remedy="restore the file and the options, or move the labels elsewhere",
             )
-        # A line without an end was being written when the server was killed, and never answered.
+        # An incomplete line was being written when the server was killed, so it was not
+        # acknowledged.
         if incomplete := read_bytes(self.path).rpartition(b"\n")[2]:
             emit(WarningMessage(f"{self.path}: an incomplete last line is dropped"))
             os.truncate(self.path, self.path.stat().st_size - len(incomplete))
@@ -247,7 +248,7 @@ class LabelJournal:
             self.labels.apply(action)
 
     def record(self, *actions: Action) -> None:
-        """Write actions and the labels after them. If that fails, nothing changes."""
+        """Write actions and the resulting labels. If that fails, nothing changes."""
         before = [*self.actions]
         for action in actions:
             self._apply(action)
@@ -275,7 +276,7 @@ class LabelJournal:
         return [*("text", "text_pair")[: len(self.source.texts)], "label", "row", "how"]
 
     def label_of(self, row: int) -> tuple[str, ...] | None:
-        """Return the classes of a row, or None."""
+        """Return the classes of a row, or None if unlabeled."""
         return self.labels.rows.get(row)
 
     def _line_of(self, action: Action) -> dict[str, Any]:
@@ -285,7 +286,7 @@ class LabelJournal:
         return line
 
     def take_edits(self) -> None:
-        """Record what the user changed in the table as actions."""
+        """Record the user's edits of the table as actions."""
         content = read_bytes(self.table_path) if self.table_path.exists() else b""
         if not content or _hash(content) in self._tables:
             return
@@ -307,11 +308,11 @@ class LabelJournal:
             self.record(*edits)
 
     def _table(self) -> str:
-        """Return the labeled rows as a table that ``finetune run`` reads.
+        """Return the labeled rows as a table for ``finetune run``.
 
-        Rows that were drawn at random are its test split, except for the first ones of classes
-        that no training row has. All others are training rows. Without test rows, there is no
-        column ``split``. The journal is flushed to the disk, so the table need not be.
+        Randomly drawn rows are its test split, except for the first rows of classes
+        without training rows. All other rows are training rows. Without test rows, the table has no
+        ``split`` column. The journal is flushed to disk, so the table need not be.
         """
         rows, how, source = self.labels.rows, self.labels.how, self.source
         trained = {name for row, names in rows.items() if how[row] != "random" for name in names}
@@ -341,7 +342,7 @@ class LabelJournal:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a table that a spreadsheet may have saved."""
+    """Read the rows of a table that a spreadsheet program may have saved."""
     with muted():
         rows: list[dict[str, str]] = read_file(path, DataConfig()).columns.to_pylist()
     return rows
@@ -356,7 +357,7 @@ def _foreign(path: Path) -> DataError:
 
 def read_label_source(path: Path, options: DataConfig, *, is_multi_label: bool) -> LabelSource:
     """Read a table or a file with one text per line."""
-    try:  # sentence pairs, if two columns have the names of a pair
+    try:  # sentence pairs, if two columns are named like a pair
         with muted():
             pieces = [*read_texts(path, options, as_lines=False, reads_pairs=True)]
     except DataNotFoundError:
@@ -379,7 +380,7 @@ def read_label_source(path: Path, options: DataConfig, *, is_multi_label: bool) 
 
 
 def _read_labels(frame: Any, options: DataConfig, path: str) -> tuple[Labels, bool]:
-    """Return the labels of a table, and whether they are lists of classes."""
+    """Return the labels in a table, and whether they are lists of classes."""
     names = [str(name) for name in frame.columns]
     chosen = [name for name in names if plain_name(name) in LABEL_NAMES][:1]
     if options.label_column is not None:
@@ -403,7 +404,7 @@ def _read_labels(frame: Any, options: DataConfig, path: str) -> tuple[Labels, bo
 
 
 def _parse(cells: Sequence[str], *, is_multi: bool) -> list[tuple[str, ...] | None]:
-    """Return the classes in each cell; None for an empty cell."""
+    """Return the classes in each cell, or None for empty cells."""
     task = Multi if is_multi else Single
     [column] = task.parse([pyarrow.chunked_array([cells], "string")])
     values = column.to_pylist()
@@ -411,14 +412,14 @@ def _parse(cells: Sequence[str], *, is_multi: bool) -> list[tuple[str, ...] | No
 
 
 class TextEncoder:
-    """Computes features as ``data check`` does, and stores the features of the file."""
+    """Computes features like ``data check``, and stores the features of the file."""
 
     def __init__(self, config: Config) -> None:
         self._config = replace(config, training=replace(config.training, class_weights="none"))
         self._inputs: RunInputs | None = None
 
     def __call__(self, columns: Sequence[Sequence[str]]) -> NDArray[np.float32]:
-        """Return the features of texts or text pairs, [texts, hidden]; the first are stored."""
+        """Return the features of texts or pairs, [texts, hidden]. Store those of the first call."""
         if self._inputs is not None:
             return read_text_features(self._inputs, columns)
         rows = make_dataset(

@@ -1,7 +1,7 @@
-"""A labeling session: the labels of one person, and a head that learns from them in the background.
+"""A labeling session: one user's labels, and a head fitted on them in the background.
 
-The head is fitted on the texts that were not drawn at random, as ``finetune run`` will be. The
-random texts measure how often the head agrees with the person.
+The head is fitted on the texts that were not drawn at random, like in ``finetune run``. The
+random texts measure how often the head agrees with the user.
 """
 
 import threading
@@ -51,12 +51,12 @@ from finetune.web.server import StrictBody, make_app, route
 Features = NDArray[np.float32]
 LabeledRows = Mapping[int, Sequence[str]]
 ReadFeatures = Callable[[Sequence[Sequence[str]]], Features]
-"""Returns the features of one column of texts, or of two columns of pairs: [texts, hidden]."""
+"""Returns the features of a text column, or of two columns for pairs: [texts, hidden]."""
 
-# The last suggestions whose agreement with the person is reported.
+# Number of last suggestions for which the agreement is reported.
 LAST_SUGGESTIONS = 30
 MAX_LISTED, MAX_CONTRADICTIONS, MAX_NAME_CHARACTERS = 200, 50, 200
-# Longer texts are not explained: each word costs a pass over the text.
+# Longer texts are not explained, because each word costs a pass over the text.
 MAX_EXPLAINED_CHARACTERS = 500
 # A rough fit is enough to rank texts.
 MAX_GRADIENT = 1e-3
@@ -64,19 +64,20 @@ MAX_GRADIENT = 1e-3
 # to learn from. Then the head is better
 # (docs/measurements.md#start-up-whole-commands-label-and-serve).
 FIRST_TEXTS = 20
-# The first texts come from this part of the texts that a class would have if all had equally many.
+# The first texts come from this fraction of the texts that each class would have if classes were
+# equally frequent.
 CERTAIN_PART = 0.2
-# The ways of choosing after that, again and again.
+# After that, how texts are chosen, in turn.
 TURNS: tuple[How, ...] = ("uncertain", "rare", "uncertain", "random")
 MAX_RANDOM_TEXTS = 1_000
-# The text shown is, among this many least certain ones, the least similar to labeled texts.
+# Among this many least certain texts, show the text least similar to labeled texts.
 UNCERTAIN_TEXTS = 5
 
 
 class LabelBody(StrictBody):
     """A label, a list of labels for multi-label data, or null to skip the row.
 
-    ``was`` is the label, or null, that the row had on the page of the person.
+    ``was`` is the label, or null, that the row had on the user's page.
     """
 
     row: int
@@ -85,13 +86,13 @@ class LabelBody(StrictBody):
 
 
 class UndoBody(StrictBody):
-    """The number of actions that could be undone, on the page of the person."""
+    """The number of actions that could be undone, according to the user's page."""
 
     undoable: int | None = None
 
 
 class ClassBody(StrictBody):
-    """A class to add; with ``new_name``, to rename or merge, or to delete if it is empty."""
+    """A class to add or, with ``new_name``, to rename or merge. An empty name deletes it."""
 
     name: str
     new_name: str | None = None
@@ -112,14 +113,14 @@ class HeadOutput:
 
     @cached_property
     def margins(self) -> NDArray[np.float32]:
-        """How far each text is from being undecided: [texts]."""
+        """The margin of each prediction: [texts]."""
         if self.task.problem_type == MULTI:
             return np.asarray(np.abs(self.probabilities - 0.5).min(axis=1))
         best = np.partition(self.probabilities, -2, axis=1)[:, -2:]
         return np.asarray(best[:, 1] - best[:, 0])
 
     def predict(self, row: int) -> tuple[tuple[str, ...], float]:
-        """Return the predicted classes of a text, and how probable they are."""
+        """Return the predicted classes of a text and their probability."""
         [names] = self.task.to_json(self.task.read_logits(self.logits[row : row + 1]).predicted)
         probabilities = self.probabilities[row]
         if self.task.problem_type != MULTI:
@@ -128,7 +129,7 @@ class HeadOutput:
 
 
 class Selection:
-    """Chooses which text is labeled next.
+    """Chooses the next text to label.
 
     First come texts of each class in turn, spread out over those that most likely have the class.
     Then come in turn two texts that the head is least certain of, the most likely text of the class
@@ -146,7 +147,7 @@ class Selection:
         self.random_rows, self._other_rows = order[:drawn], order[drawn:]
 
     def next(self, labels: Labels, output: HeadOutput | None) -> tuple[int, How] | None:
-        """Return a row without a label and how it was chosen; None if every row has been shown."""
+        """Return an unlabeled row and how it was chosen, or None if every row has been shown."""
         seen = np.array([*labels.rows, *labels.skipped], np.int64)
         random_rows, rows = (
             candidates[~np.isin(candidates, seen)]
@@ -168,7 +169,7 @@ class Selection:
                 counts = labels.counts()
                 name, count = min(classes, key=lambda name: counts.get(name, 0)), 1
             else:
-                # In a known order of classes, a person could guess the next one.
+                # If the class order were known, users could guess the next class.
                 turns = np.random.default_rng(done // len(classes)).permutation(len(classes))
                 name = classes[turns[done % len(classes)]]
                 count = max(int(CERTAIN_PART * len(rows) / len(classes)), 1)
@@ -181,9 +182,9 @@ class Selection:
 
 
 class LabelingSession:
-    """What the endpoints do. They count rows from 1, all else from 0.
+    """The actions behind the endpoints. Endpoints count rows from 1, everything else from 0.
 
-    The model reads ``descriptions``, if a class has any, in place of its name. ``command`` returns
+    The model reads a class's ``descriptions``, if any, instead of its name. ``command`` returns
     the command that trains a classifier from the labels so far.
     """
 
@@ -202,7 +203,7 @@ class LabelingSession:
         is_done = self._is_blank.copy()
         is_done[[*journal.source.labels.rows]] = True
         order = journal.order
-        # The texts that move the prototypes.
+        # Texts for the prototypes.
         self._sample = order[~self._is_blank[order]][:MAX_TEXTS]
         self._selection = Selection(order[~is_done[order]], random_fraction=journal.random_fraction)
         self._lock, self._reads = threading.RLock(), threading.Lock()
@@ -215,21 +216,21 @@ class LabelingSession:
         self._progress, self._error = float(read_features is None), ""
 
     def start(self) -> None:
-        """Compute features and fit heads in the background from now on."""
+        """Start computing features and fitting heads in the background."""
         if self._read_features is not None:
             work = partial(copy_context().run, self._work, self._read_features)
             threading.Thread(target=work, name="labeling", daemon=True).start()
 
     def stop(self) -> None:
-        """End the background work, and release the files."""
+        """Stop the background work and release the files."""
         self._is_stopped = True
         self._changed.set()
         self.journal.close()
 
     def next(self, number: int | None = None) -> dict[str, Any]:
-        """Return the text to label now: the same one until it is labeled or skipped.
+        """Return the text to label, the same text until it is labeled or skipped.
 
-        The number of a row shows this one, even if it has a label.
+        A row number returns this row, even if it has a label.
         """
         with self._lock:
             labels = self.journal.labels
@@ -249,7 +250,7 @@ class LabelingSession:
             return {**self._text_of(row), "how": how, "suggestion": suggestion}
 
     def _suggest(self, row: int) -> tuple[tuple[str, ...], float] | None:
-        """Return the classes that a model suggests, and how probable they are."""
+        """Return the suggested classes and their probability."""
         if self._output is not None and row < len(self._output.logits):
             return self._output.predict(row)
         return self.journal.suggestions.get(row)
@@ -275,7 +276,7 @@ class LabelingSession:
     def _explain(
         self, row: int, output: HeadOutput, texts: Mapping[str, str]
     ) -> dict[str, set[str]]:
-        """Return the words of each text, in lower case, that speak for the suggestion."""
+        """Return the lowercase words of each text that support the suggestion."""
         read = self._read_features
         assert read is not None
 
@@ -293,7 +294,7 @@ class LabelingSession:
         raise HTTPException(404, f"row {number} has no text: there are {len(self._is_blank)} rows")
 
     def label(self, body: LabelBody) -> dict[str, Any]:
-        """Give a row its classes, or skip it; return the status."""
+        """Label a row with classes, or skip it. Return the status."""
         row = self._row_of(body.row)
         with self._lock:
             self.journal.take_edits()
@@ -318,7 +319,7 @@ class LabelingSession:
             return self._record(Action("label", row, names, how, agrees=agrees))
 
     def undo(self, body: UndoBody) -> dict[str, Any]:
-        """Take back the last action; return the status, and the row, which is shown again."""
+        """Undo the last action. Return the status and the row, which is shown again."""
         with self._lock:
             self.journal.take_edits()
             if not (count := len(self.journal.actions)):
@@ -350,18 +351,18 @@ class LabelingSession:
         return self.status()
 
     def _label_of(self, names: Sequence[str]) -> str | list[str]:
-        """Return classes as the endpoints return them: a name, or a list of names."""
+        """Convert classes to the endpoint format: a name or a list of names."""
         return [*names] if self._is_multi else names[0]
 
     def _text_of(self, row: int) -> dict[str, Any]:
-        """Return a row with its texts and its label, or null."""
+        """Return a row with its texts and its label or null."""
         texts = zip(COLUMNS, self.texts, strict=False)
         names = self.journal.label_of(row)
         label = None if names is None else self._label_of(names)
         return {"row": row + 1, **{name: column[row] for name, column in texts}, "label": label}
 
     def status(self) -> dict[str, Any]:
-        """Return counts, the progress of the features, and how often the head agrees."""
+        """Return counts, feature progress, and how often the head agrees."""
         with self._lock:
             labels = self.journal.labels
             last = labels.agreements[-LAST_SUGGESTIONS:]
@@ -381,7 +382,7 @@ class LabelingSession:
             }
 
     def contradictions(self) -> list[dict[str, Any]]:
-        """Return labels that the head contradicts, the most doubtful first."""
+        """Return labels that the head contradicts, most doubtful first."""
         with self._lock:
             labels, output = self.journal.labels, self._output
             if output is None:
@@ -401,9 +402,9 @@ class LabelingSession:
             ]
 
     def search(self, class_name: str | None, words: str, *, skipped: bool) -> list[dict[str, Any]]:
-        """Return labeled texts of a class, or of all, or skipped texts, that contain some words.
+        """Return labeled texts of one or all classes, or skipped texts, that contain the words.
 
-        The newest labels come first.
+        Newest labels come first.
         """
         with self._lock:
             labels, words = self.journal.labels, words.casefold()
@@ -416,13 +417,13 @@ class LabelingSession:
             ]
         return matches[:MAX_LISTED]
 
-    # The background work.
+    # Background work.
 
     def _work(self, read_features: ReadFeatures) -> None:
         try:
             with sent_to(self._follow):
                 features = normalize(read_features(self.texts))
-            # The other cores are for the answers to the page.
+            # Leave the other cores free to serve the page.
             torch.set_num_threads(1)
             with self._lock:
                 self._selection.features = self._features = features
@@ -430,10 +431,10 @@ class LabelingSession:
             while self._changed.wait() and not self._is_stopped:
                 self._changed.clear()
                 self._fit(read_features)
-        except Exception as error:  # also shown on the page; labeling continues without a head
+        except Exception as error:  # shown on the page too; labeling continues without a head
             known = explain(error)
             self._error = known.message if known else f"{type(error).__name__}: {error}"
-            message = f"no suggestions, and texts in random order: {self._error}"
+            message = f"no suggestions, texts in random order: {self._error}"
             emit(WarningMessage(message, remedy=known.remedy if known else ""))
 
     def _follow(self, event: Event) -> None:
@@ -478,8 +479,8 @@ def fit_output(
 ) -> HeadOutput | None:
     """Fit a head on labeled rows, and on the features of class names if they help.
 
-    With few rows of one class each, the head is made of prototypes, which also learn from a random
-    ``sample`` of the texts. Without two classes to choose from, there is no head.
+    For few single-label rows, the head consists of prototypes, which also learn from a random
+    ``sample`` of the texts. Return None for fewer than two classes.
     """
     classes = [*names]
     if len(classes) < 2 - is_multi:
@@ -495,7 +496,7 @@ def fit_output(
     # classes with labels are needed to tell.
     fits = names_fit(of_names, of_rows, is_label)
     names_help = len(fits) < 2 or fits.mean() >= MIN_FITTING_NAMES
-    # A class without a label is known only by its name.
+    # Classes without labels are known only by their name.
     by_name = np.flatnonzero(~is_label.any(axis=0) | names_help)
     is_label = np.concatenate([is_label, np.eye(len(classes), dtype=bool)[by_name]])
     labeled = LabeledFeatures(
@@ -513,13 +514,13 @@ def fit_output(
 
 
 def mark_labels(rows: Collection[Sequence[str]], classes: Sequence[str]) -> NDArray[np.bool_]:
-    """Return which of some classes the rows have: [rows, classes]."""
+    """Return an indicator matrix of the classes of rows: [rows, classes]."""
     marks = [[name in names for name in classes] for names in rows]
     return np.array(marks, bool).reshape(len(rows), len(classes))
 
 
 def check_name(name: str) -> str:
-    """Return a class name as ``finetune run`` reads it."""
+    """Return a class name as normalized by ``finetune run``."""
     name = name_classes([name])[name]
     if not 0 < len(name) <= MAX_NAME_CHARACTERS:
         raise HTTPException(422, f"class names must have 1 to {MAX_NAME_CHARACTERS} characters")
@@ -541,7 +542,7 @@ def measure_agreement(output: HeadOutput | None, drawn: LabeledRows) -> dict[str
 def make_label_app(
     session: LabelingSession, *, name: str, hosts: Collection[str], token: str
 ) -> ASGIApp:
-    """Return the application; ``name`` is the name of the labeled file."""
+    """Build the application. ``name`` is the name of the labeled file."""
 
     async def search(request: Request) -> Response:
         query = request.query_params
@@ -554,7 +555,7 @@ def make_label_app(
         number = request.query_params.get("row", "")
         return JSONResponse(session.next(int(number) if number.isdecimal() else None))
 
-    def mark_words(request: Request) -> Response:  # in a thread, so that no other request waits
+    def mark_words(request: Request) -> Response:  # in a thread, so that other requests don't wait
         number = request.query_params.get("row", "")
         return JSONResponse(session.mark_words(int(number) if number.isdecimal() else 0))
 

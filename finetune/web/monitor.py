@@ -1,4 +1,4 @@
-"""What the operator of ``finetune serve`` sees: metrics, an access log and request ids."""
+"""Monitoring of ``finetune serve``: metrics, an access log and request IDs."""
 
 import json
 import re
@@ -22,7 +22,7 @@ _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Histogram:
-    """Counts how many values are at most each bound."""
+    """Counts values up to each bound."""
 
     def __init__(self, name: str, description: str, bounds: Sequence[float]) -> None:
         self._name, self._description, self._bounds = name, description, bounds
@@ -34,7 +34,7 @@ class Histogram:
         self._sum += value
 
     def lines(self, label: str) -> Iterator[str]:
-        """Yield the lines of the histogram in the text format of Prometheus."""
+        """Yield the lines of the histogram in the Prometheus text format."""
         yield from _header(self._name, self._description, "histogram")
         totals = [*accumulate(self._counts)]
         for bound, total in zip((*self._bounds, "+Inf"), totals, strict=True):
@@ -48,7 +48,7 @@ def _header(name: str, description: str, kind: str) -> tuple[str, str]:
 
 
 class Metrics:
-    """Numbers of a process, the worker, since it started."""
+    """Metrics of a worker process since it started."""
 
     def __init__(self, worker: int) -> None:
         self._label = f'worker="{worker}"'
@@ -61,7 +61,7 @@ class Metrics:
         )
 
     def as_text(self) -> str:
-        """Return all numbers in the text format of Prometheus."""
+        """Return all metrics in the Prometheus text format."""
         name = "finetune_requests_total"
         lines = [*_header(name, "Answered requests.", "counter")]
         for (path, status), count in sorted(self.requests.items()):
@@ -71,13 +71,13 @@ class Metrics:
 
 
 class Monitor:
-    """An application that counts and logs the requests of another one, and gives them ids.
+    """An application that wraps another to count and log requests and assign request IDs.
 
-    After ``stop``, it answers 503, so that load balancers choose another server.
+    After ``stop``, it responds with 503, so that load balancers choose another server.
 
     Args:
-        paths: Paths that are counted separately. Clients can make up any number of others.
-        log: Gets a line of JSON for each request.
+        paths: Paths to count separately. Clients can make up any number of others.
+        log: Receives one line of JSON per request.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class Monitor:
         self._log, self._is_stopping = log, False
 
     def stop(self) -> None:
-        """Answer 503 from now on, except for metrics and requests that were accepted."""
+        """Respond with 503 from now on, except for metrics and accepted requests."""
         self._is_stopping = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. The application can set the state ``texts`` to their number."""
+        """Handle a request. The application can set the state ``texts`` to the number of texts."""
         started, status, path = time.perf_counter(), 500, scope["path"]
         request_id = Headers(scope=scope).get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
@@ -125,7 +125,7 @@ class Monitor:
                     "time": now, "method": scope["method"], "path": path, "status": status,
                     "seconds": round(seconds, 6), "request_id": request_id, "texts": texts,
                 }  # fmt: skip
-                with suppress(OSError):  # a log that nobody reads any more is no reason to stop
+                with suppress(OSError):  # if the log can't be written, serve anyway
                     self._log(json.dumps(line))
 
 

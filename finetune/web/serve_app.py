@@ -1,4 +1,4 @@
-"""The endpoints of ``finetune serve``, in the shape of Hugging Face's inference API."""
+"""The endpoints of ``finetune serve``, compatible with the Hugging Face Inference API."""
 
 import asyncio
 import logging
@@ -34,40 +34,40 @@ from finetune.web.server import DEADLINE_SECONDS, StrictBody, make_app, read_bod
 Text = tuple[str, str | None]
 """A text, and the second text of a sentence pair."""
 
-# Texts of one request, and texts and time of one batch, which can't be stopped.
+# Texts per request, and texts and seconds per batch, which can't be interrupted.
 MAX_TEXTS, MAX_BATCH_TEXTS, BATCH_SECONDS = 512, 256, 0.5
 BYTES_PER_TOKEN = 4
-# The status of nginx for such requests.
+# The status that nginx uses for such requests.
 CLIENT_LEFT = 499
 PROMETHEUS = "text/plain; version=0.0.4"
-# Explaining a text takes about ten times as long as predicting it.
+# Explaining a text takes about ten times as long as classifying it.
 MAX_EXPLAINED_TEXTS = 16
-# Batches of many sizes fragment the memory of the process, which the C library keeps.
+# Batches of many sizes fragment the process memory, which the C library keeps.
 BATCHES_PER_TRIM = 10
-# What the model applies to its logits, by task.
+# The function applied to logits, by task.
 FUNCTIONS = {"single": "softmax", "multi": "sigmoid", "regression": "none"}
 
 
 @dataclass(eq=False)
 class _Request:
-    """Texts that still wait, with the future of each answer, and their tokens in all."""
+    """Waiting texts, with the future of each result, and their total tokens."""
 
     texts: deque[tuple[Text, asyncio.Future[Any]]]
     tokens: int
 
 
 class Batcher:
-    """Predicts texts that arrive while the model is busy together, and requests in turn.
+    """Batches texts that arrive while the model is busy, taking requests in turn.
 
-    A batch takes a text of each request, again and again, so that short requests don't wait for
+    A batch repeatedly takes one text from each request, so that short requests don't wait for
     long ones.
 
     Args:
         predict: Returns a result for each text.
-        count_tokens: Returns about how many tokens of a text the model reads.
-        thread: The one thread in which it runs.
-        tokens_per_second: Speed of the model. Each full batch measures it again.
-        on_batch: Gets the number of texts of each batch.
+        count_tokens: Estimates how many tokens of a text the model reads.
+        thread: The single thread in which ``predict`` runs.
+        tokens_per_second: Speed of the model, updated by each full batch.
+        on_batch: Receives the number of texts in each batch.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class Batcher:
         return BATCH_SECONDS * self.tokens_per_second
 
     async def submit(self, texts: Sequence[Text]) -> Sequence[Any]:
-        """Return a result for each text; raise ``HTTPException`` 503 if it would be late."""
+        """Return a result per text. Raise ``HTTPException`` 503 if it would be late."""
         tokens, loop = sum(map(self._count_tokens, texts)), asyncio.get_running_loop()
-        # While a short request is answered, each other one gets as many tokens at most.
+        # While a short request is processed, each other request gets at most as many tokens.
         share = tokens if tokens < self._full_batch else math.inf
         others = sum(min(share, request.tokens) for request in self._requests)
         if others and tokens + others > DEADLINE_SECONDS * self.tokens_per_second:
@@ -130,17 +130,17 @@ class Batcher:
             await asyncio.wait([work])
             seconds = time.perf_counter() - started
             speed, is_full = tokens / seconds, tokens >= self._full_batch
-            # A small batch takes more time per token.
+            # Small batches take more time per token.
             if is_full or speed > self.tokens_per_second:
                 self.tokens_per_second = speed
-            # An answer is done before if its client has left.
+            # If a client has left, its result is already done.
             waiting = [each for each in enumerate(answers) if not each[1].done()]
             for number, answer in waiting:
                 if error := work.exception():
                     answer.set_exception(error)
                 else:
                     answer.set_result(work.result()[number])
-            # Clients that got an answer send their next text, which joins those that wait.
+            # Clients that received a response send their next text, which joins the waiting texts.
             if not is_full and any(request.texts for request in self._requests):
                 await asyncio.sleep(seconds / 10)
 
@@ -151,8 +151,8 @@ def _busy(problem: str, seconds: float) -> HTTPException:
 
 
 async def answer_in_time(request: Request, work: Awaitable[Any]) -> Any:
-    """Return the result of work. It is canceled if its client leaves, or at the deadline."""
-    # After the body, only the message that the client has left arrives.
+    """Return the result of work. Cancel it if the client disconnects, or at the deadline."""
+    # After the body, the only message is that the client has disconnected.
     tasks = [asyncio.ensure_future(work), asyncio.ensure_future(request.receive())]
     try:
         await asyncio.wait(tasks, timeout=DEADLINE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -161,13 +161,13 @@ async def answer_in_time(request: Request, work: Awaitable[Any]) -> Any:
     finally:
         for task in tasks:
             task.cancel()
-    if tasks[1].done():  # nobody reads the answer, but it is counted and logged
+    if tasks[1].done():  # nobody reads the response, but it is counted and logged
         raise HTTPException(CLIENT_LEFT, "the client closed the connection")
     raise _busy(f"no response within {DEADLINE_SECONDS} seconds", 1)
 
 
 class ServedModel:
-    """The model of a run: what it predicts, and below which probabilities it abstains."""
+    """The model of a run, with its abstention thresholds."""
 
     def __init__(self, folder: RunFolder, *, device: str, runtime: Runtime = "auto") -> None:
         # If another thread than the one that predicts loads the model, OpenMP has more threads
@@ -178,7 +178,7 @@ class ServedModel:
         model = self._model = self.thread.submit(copy_context().run, load).result()
         self.reads_pairs = model.reads_pairs
         results = folder.read(folder.results_file, lambda content: dict(content).items())
-        # Classes, metrics with their intervals, and versions.
+        # Classes, metrics with intervals, and versions.
         self.info: dict[str, Any] = {
             "run": folder.path.name,
             "task": model.task.name,
@@ -201,18 +201,18 @@ class ServedModel:
         """Return the probability of each class below which the model abstains, or None."""
         try:
             return find_lowest_probabilities(self._folder, **limits)
-        except UsageError as error:  # with flags of the command line, and a path of this machine
+        except UsageError as error:  # which contains command-line flags and a local path
             words = f"{error.message}: {error.remedy}".replace(str(self._folder.path), "the server")
             words = re.sub(r"--([\w-]+)", lambda flag: flag[1].replace("-", "_"), words)
             raise HTTPException(422, words) from error
 
     def count_tokens(self, text: Text) -> int:
-        """Return about how many tokens of a text, or pair, the model reads."""
+        """Estimate how many tokens of a text or pair the model reads."""
         tokens = 2 + sum(len(part.encode()) for part in text if part) // BYTES_PER_TOKEN
         return min(tokens, self._max_tokens or tokens)
 
     def predict(self, texts: Sequence[Text], *, explains: bool = False) -> Sequence[Prediction]:
-        """Return predictions with the probabilities of all classes, empty ones for blank texts."""
+        """Return predictions with probabilities of all classes, and empty ones for blank texts."""
         first, second = zip(*texts, strict=True)
         is_filled = Texts(first, second if self.reads_pairs else None).is_filled
         filled = [*compress(first, is_filled)]
@@ -236,14 +236,14 @@ class Parameters(StrictBody):
 
 
 class PredictBody(StrictBody):
-    """One input or several. Clients of Hugging Face send options, which change no prediction."""
+    """One or several inputs. Hugging Face clients send options, which change no prediction."""
 
     inputs: Any
     parameters: Parameters | None = None
     options: dict[str, Any] | None = None
 
     def texts(self, *, reads_pairs: bool) -> Sequence[Text]:
-        """Return the texts; raise ``HTTPException`` if the model can't read them."""
+        """Return the texts. Raise ``HTTPException`` if the model can't read them."""
         inputs = self.inputs if isinstance(self.inputs, list) else [self.inputs]
         if not 0 < len(inputs) <= MAX_TEXTS:
             raise HTTPException(422, f"inputs has {len(inputs)} texts: send 1 to {MAX_TEXTS}")
@@ -267,9 +267,9 @@ def make_serve_app(
     log: Callable[[str], object] | None = None,
     worker: int = 1,
 ) -> Monitor:
-    """Return the application; its page shows how programs send texts to ``address``.
+    """Build the application. Its page shows how programs send texts to ``address``.
 
-    ``log`` gets a line of JSON for each request. ``worker`` is the number of this process.
+    ``log`` receives one line of JSON per request. ``worker`` is the number of this process.
     """
     metrics, speed = Metrics(worker), model.tokens_per_second
     batcher = Batcher(
@@ -280,7 +280,7 @@ def make_serve_app(
     function = FUNCTIONS[model.info["task"]]
 
     async def explain(texts: Sequence[Text]) -> list[Prediction]:
-        """Explain one text after another, so that other requests are answered in between."""
+        """Explain one text at a time, so that other requests are handled in between."""
         loop, predict_one = asyncio.get_running_loop(), partial(model.predict, explains=True)
         explained = list[Prediction]()
         for text in texts:
@@ -305,7 +305,7 @@ def make_serve_app(
         work = explain(texts) if parameters.explain else batcher.submit(texts)
         try:
             predictions = await answer_in_time(request, work)
-        except FinetuneError as error:  # whose remedy has flags of the command line
+        except FinetuneError as error:  # whose remedy contains command-line flags
             logging.getLogger("uvicorn.error").error("%s: %s", error.message, error.remedy)
             raise HTTPException(500, f"the model can't be used: {error.message}") from error
         if lowest is not None:
@@ -325,9 +325,9 @@ def make_serve_app(
 
 
 def _answer(prediction: Prediction, *, top_k: int | None) -> list[dict[str, Any]]:
-    """Return the predicted classes, or with ``top_k`` the most likely ones; none if withheld.
+    """Return the predicted classes or, with ``top_k``, the most likely. Empty if withheld.
 
-    A blank text has the label null. With an explanation, each class has its words.
+    A blank text has the label null. With an explanation, each class includes its words.
     """
     values, probabilities = prediction.values, prediction.probabilities or {}
     value = values.get("value", next(iter(probabilities.values()), None))

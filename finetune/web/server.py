@@ -1,8 +1,8 @@
-"""What both programs share: the server, pages, request bodies and the guard.
+"""Shared by both applications: the server, pages, request bodies and the guard.
 
-A page of any website can send requests to localhost, and a name of any domain can resolve to
-127.0.0.1 (DNS rebinding). So a request must carry a host name that the server was started with,
-and if it comes from a page, the page must be of the same host.
+Any website can send requests to localhost, and any domain name can resolve to 127.0.0.1 (DNS
+rebinding). Therefore, a request must use a host name that the server was started with, and a
+request from a page must come from the same host.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ from finetune.training.interruption import STOP_SIGNALS
 Body = TypeVar("Body", bound=BaseModel)
 
 MAX_BODY_BYTES = 2**20
-# A request is answered or rejected within this time, and the server stops answering within it.
+# Requests are answered or rejected within this time, and shutdown takes at most this long.
 DEADLINE_SECONDS = 60
-# Time for the last bytes of answers.
+# Time for the last bytes of responses.
 CLOSING_SECONDS = 5
 _HEADERS = [
     (
@@ -54,7 +54,7 @@ _TEMPLATES = Environment(
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket at a port; 0 means a free one."""
+    """Return a socket bound to a port. 0 means a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=2048)
@@ -63,21 +63,21 @@ def bind(host: str, port: int) -> socket.socket:
             f"the server can't listen on {host}, port {port}: {error}",
             remedy="choose a different --port; --port 0 picks a free port",
         ) from error
-    # Connections inherit this. Without it, the body of an answer waits 40 ms until the client has
-    # confirmed the header. asyncio sets it only on sockets that were made with IPPROTO_TCP.
+    # Connections inherit this. Without it, a response body waits 40 ms until the client has
+    # acknowledged the header. asyncio sets it only on sockets created with IPPROTO_TCP.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
     return listener
 
 
 def local_hosts(port: int) -> list[str]:
-    """Return the values of ``Host`` with which this machine is reached from itself."""
+    """Return the ``Host`` values for requests from this machine."""
     return [f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")]
 
 
 class _Server(uvicorn.Server):
-    """Stops when a signal comes: what was accepted is answered, and the command ends normally.
+    """Shuts down gracefully on a signal: finishes accepted requests, then exits normally.
 
-    Until then it accepts connections, so that clients and load balancers can be told to go away.
+    Until then it accepts connections, to tell clients and load balancers to go elsewhere.
     """
 
     def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
@@ -85,20 +85,20 @@ class _Server(uvicorn.Server):
         self._on_stop, self._stop_by = on_stop, math.inf
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to stop; a second Ctrl-C stops at once."""
+        """Start to shut down. A second Ctrl-C exits at once."""
         self._on_stop()
         self._stop_by = min(self._stop_by, time.monotonic() + DEADLINE_SECONDS)
         super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether to close all connections, ten times per second."""
+        """Return whether to close all connections. Called ten times per second."""
         is_idle = not self.server_state.tasks
         is_late = self.force_exit or time.monotonic() > self._stop_by
         return await super().on_tick(counter) and (is_idle or is_late)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals. The base class would raise them again after the server has stopped."""
+        """Handle signals. The base class would raise them again after the shutdown."""
         for number in STOP_SIGNALS:
             signal.signal(number, self.handle_exit)
         yield
@@ -107,7 +107,7 @@ class _Server(uvicorn.Server):
 def run_server(
     app: ASGIApp, listener: socket.socket, *, on_stop: Callable[[], None] = lambda: None
 ) -> None:
-    """Serve an application on a socket until a signal comes, which first calls ``on_stop``."""
+    """Serve an application on a socket until a signal, which first calls ``on_stop``."""
     config = uvicorn.Config(
         app, http="h11", ws="none", lifespan="off", loop="asyncio", log_level="warning",
         access_log=False, server_header=False, proxy_headers=False,
@@ -117,13 +117,13 @@ def run_server(
 
 
 class StrictBody(BaseModel):
-    """JSON with these fields only."""
+    """JSON with exactly these fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 async def read_body(request: Request, model: type[Body]) -> Body:
-    """Return the JSON body of a request, or raise ``HTTPException`` with the reason."""
+    """Parse the JSON body of a request, or raise ``HTTPException`` with the reason."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise HTTPException(415, "send JSON, with the header Content-Type: application/json")
     content = bytearray()
@@ -146,7 +146,7 @@ async def read_body(request: Request, model: type[Body]) -> Body:
 
 
 def route(path: str, answer: Callable[..., Any], body: type[BaseModel] | None = None) -> Route:
-    """Return an endpoint that answers with JSON: GET, or POST with a body for ``answer``."""
+    """Return a JSON endpoint: GET, or POST with a body for ``answer``."""
 
     async def respond(request: Request) -> Response:
         return JSONResponse(answer(await read_body(request, body)) if body else answer())
@@ -162,11 +162,11 @@ def make_app(
     hosts: Collection[str],
     token: str | None,
 ) -> ASGIApp:
-    """Return an application with a page, its script and more routes, behind a guard.
+    """Build an application with a page, its script and more routes, behind a guard.
 
-    ``name`` is the name of the template and of the script, ``page`` are the values on the page.
-    ``hosts`` are the accepted values of the header ``Host``, with ports. Requests have to carry the
-    token, if there is one, as a bearer token. The page also accepts ``?token=``, and sets a cookie
+    ``name`` is the name of the template and the script, ``page`` the values on the page.
+    ``hosts`` are the accepted values of the ``Host`` header, with ports. Requests must carry the
+    token, if any, as a bearer token. The page also accepts ``?token=``, and sets a cookie
     for its own requests.
     """
     web, report = files("finetune.web"), files("finetune.report")
@@ -174,7 +174,7 @@ def make_app(
     script = web.joinpath(f"{name}.js").read_text("utf-8")
     style = report.joinpath("style.css").read_text("utf-8") + web.joinpath("web.css").read_text()
     accepted_hosts = {host.lower() for host in hosts}
-    # Browsers share cookies between ports, so each server needs a different name.
+    # Browsers share cookies between ports, so each server needs a different cookie name.
     session = secrets.token_urlsafe(32)
     cookie = f"finetune-{session[:8]}"
 
@@ -204,12 +204,12 @@ def make_app(
             return 403, f"host {host!r} is not allowed"
         if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
             return 403, "cross-origin requests are not allowed"
-        # Load balancers and Prometheus read these, which have nothing about texts or classes.
+        # For load balancers and Prometheus. They reveal nothing about texts or classes.
         if not token or request.url.path in ("/health", "/metrics"):
             return None
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         is_page = request.url.path == "/" and request.scope["method"] == "GET"
-        # Proxies write addresses into their logs.
+        # Proxies log URLs.
         in_address = request.query_params.get("token", "") if is_page else ""
         pairs = [(bearer.strip(), token)] if scheme.lower() == "bearer" else []
         pairs += [(in_address, token), (request.cookies.get(cookie, ""), session)]

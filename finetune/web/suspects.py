@@ -1,4 +1,4 @@
-"""The suspects of an audit in a labeling session; the labels are decisions on them."""
+"""Audit suspects in a labeling session, where labels are decisions on them."""
 
 import json
 import re
@@ -19,10 +19,10 @@ WORD = re.compile(r"(\S+) -\S+?(?:\||$)")
 
 
 class Suspects(LabelJournal):
-    """``suspects.csv`` as a journal. Its column ``decision`` has a class, ``keep`` or ``drop``.
+    """``suspects.csv`` as a journal. Its ``decision`` column holds a class, ``keep`` or ``drop``.
 
-    ``misspelled`` are names of classes with the names that they may mean. They are shown first, and
-    decisions on them go to ``label_map.csv``, which empties dropped labels.
+    ``misspelled`` maps class names to their probable correct names. They are shown first, and
+    decisions on them are saved in ``label_map.csv``, where dropped labels are empty.
     """
 
     random_fraction = 0.0
@@ -58,7 +58,7 @@ class Suspects(LabelJournal):
                 is_kept = decision.casefold() == KEEP
                 names = self._given[number] if is_kept else self._names_in(decision)
                 labels.rows[number] = names
-        self.order = np.roll(np.arange(len(rows)), len(misspelled or {}))  # class names first
+        self.order = np.roll(np.arange(len(rows)), len(misspelled or {}))  # misspelled names first
         self.actions, self.labels = [], deepcopy(labels)
         self._written = {**labels.rows}
 
@@ -74,11 +74,11 @@ class Suspects(LabelJournal):
         return {name: new for name, new, *_ in zip(*columns, strict=True) if name != MAP_COLUMNS[0]}
 
     def label_of(self, row: int) -> tuple[str, ...] | None:
-        """Return the decision, or the label that the row has."""
+        """Return the decision on a row, or its label."""
         return self.labels.rows.get(row, self._given[row])
 
     def _write(self, actions: Sequence[Action]) -> None:
-        """Write only the decisions that changed, because the others may have been edited."""
+        """Write only changed decisions, because the others may have been edited."""
         rows, names = read_rows(self.table_path), self._read_map()
         if [row["text"] for row in rows] != self.source.texts[0][: len(rows)]:
             remedy = "start finetune label --suspects again"
@@ -109,7 +109,7 @@ class Suspects(LabelJournal):
         return json.dumps(chosen, ensure_ascii=False) if is_list else min(chosen, key=DROP.__ne__)
 
     def take_edits(self) -> None:
-        """Leave edits as they are, because only decisions that change are written."""
+        """Do nothing, because edits are kept: only changed decisions are written."""
 
     def close(self) -> None:
-        """Do nothing; there is no lock."""
+        """Do nothing, because there is no lock."""

@@ -1,4 +1,4 @@
-"""Several processes that serve one model on one port."""
+"""Serves one model on one port with several processes."""
 
 import os
 import signal
@@ -16,11 +16,12 @@ from finetune.training.interruption import STOP_SIGNALS
 def run_workers(
     command: Sequence[str], listener: socket.socket, total: int, *, on_ready: Callable[[], None]
 ) -> None:
-    """Start a command of finetune several times on one socket, until a signal stops all.
+    """Start a finetune command several times on one socket, until a signal stops all.
 
-    The command gets ``--worker NUMBER DESCRIPTOR``, and prints a line once it is ready. If it does
-    not get ready, this process exits with its code. If a worker ends later, the others answer what
-    they accepted, and ``FinetuneError`` is raised. A service manager can then start all again.
+    The command gets ``--worker NUMBER DESCRIPTOR``, and prints a line when it is ready. If it
+    doesn't become ready, this process exits with its code. If a worker exits later, the others
+    finish accepted requests, and ``FinetuneError`` is raised. A service manager can then restart
+    all of them.
     """
     workers, signals, fd = list[Popen[bytes]](), list[int](), listener.fileno()
 
@@ -32,7 +33,7 @@ def run_workers(
 
     def start(number: int) -> None:
         words = [sys.executable, "-m", "finetune", *command, "--worker", str(number), str(fd)]
-        # In its own process group, a worker gets no Ctrl-C of the terminal.
+        # In its own process group, a worker doesn't get Ctrl-C from the terminal.
         workers.append(Popen(words, stdin=PIPE, stdout=PIPE, pass_fds=[fd], process_group=0))
 
     def is_ready(worker: Popen[bytes]) -> bool:
@@ -40,7 +41,7 @@ def run_workers(
 
     for each in STOP_SIGNALS:
         signal.signal(each, stop)
-    # Together, processes that use all cores each are slower than one of them.
+    # Several processes that each use all cores are slower than a single one.
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // total)))
     start(1)
@@ -69,7 +70,7 @@ def run_workers(
 
 
 def stop_with_parent() -> None:
-    """Stop this worker when the process that started it ends, however it ends."""
+    """Stop this worker when its parent process ends for any reason."""
 
     def wait() -> None:
         os.read(sys.stdin.fileno(), 1)

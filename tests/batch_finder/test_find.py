@@ -111,8 +111,8 @@ def test_cached_result_is_confirmed_by_one_trial_if_memory_is_the_same(
     ("free_gib", "memory", "remedy", "others"),
     [
         (6, None, "close it", "18.0 GiB"),
-        (20, None, "lower", "batch"),
-        (6, "2GiB", "lower", "batch"),
+        (20, None, "lower", "single example"),
+        (6, "2GiB", "lower", "single example"),
     ],
 )
 def test_out_of_memory_error_reports_memory_of_other_processes(

@@ -76,7 +76,7 @@ def test_error_is_raised_if_a_batch_of_one_does_not_fit(first: int | None) -> No
         tried.append(batch_size)
         return Trial(batch_size, "too_big", reason="tried to allocate 8 GiB")
 
-    with pytest.raises(BatchDoesNotFitError, match="not even a batch of one example") as caught:
+    with pytest.raises(BatchDoesNotFitError, match="not even a single example") as caught:
         find(run, first=first, limit=1000)
 
     assert "tried to allocate 8 GiB" in caught.value.message

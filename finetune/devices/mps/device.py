@@ -16,10 +16,10 @@ from finetune.devices.host import HIGH, LOW, gibibytes, high_ratio
 from finetune.devices.mps.facts import generation, max_tokens
 from finetune.errors import UsageError
 
-# Before it, fused AdamW ignores the gradients' scale and steps although some are infinite
+# Before this version, fused AdamW ignores the gradient scale and steps even if some are infinite
 # (pytorch#186360), and an M5 computes linear layers at random in 16 bits (pytorch#180776, #181936).
 _FIRST_WITH_16_BITS = "2.13"
-# Before it, an M1 with macOS 26 drops the bias of single vectors (pytorch#188438).
+# Before this version, an M1 with macOS 26 drops the bias of single vectors (pytorch#188438).
 _FIRST_WITH_VECTOR_BIAS = "2.14"
 _MACOS_WITHOUT_VECTOR_BIAS = 26
 
@@ -30,7 +30,7 @@ FEW_SHAPES = BatchShapes(
     max_shapes=6, counts_evaluation=True, min_padded_length=9, pads_batches=True
 )
 
-# The cache may take this many times the peak of live tensors.
+# The cache can take this many times the peak of live tensors.
 _MAX_PEAK_FACTOR = 4
 # Not 0, because 0 means no limit.
 _MIN_FRACTION = 0.001
@@ -39,11 +39,11 @@ _USE_CPU = "use --device cpu"
 
 
 class MpsDevice(Device):
-    """The GPU of this Mac, or of one with another ``chip``, such as ``m1-pro``."""
+    """The GPU of this Mac, or of a Mac with another ``chip``, such as ``m1-pro``."""
 
     name = "mps"
     torch_device = torch.device("mps")
-    # known_faults.yaml lists them by chip, system and version of PyTorch.
+    # known_faults.yaml lists them by chip, system and PyTorch version.
     has_silent_faults = True
 
     @staticmethod
@@ -58,7 +58,7 @@ class MpsDevice(Device):
             reason = f"MPS needs a Mac with Apple silicon, and this is {system}"
             return Unusable(reason, remedy=_USE_CPU, is_absent=True)
         if host.macos_major() < host.OLDEST_MACOS:
-            # The message of PyTorch still has version 13 (pytorch#162921).
+            # PyTorch's own message still says 13 (pytorch#162921).
             return Unusable(
                 f"MPS needs macOS {host.OLDEST_MACOS} or newer, and this is {host.macos_version()}",
                 remedy=f"{host.MACOS_REMEDY}, or {_USE_CPU}",
@@ -105,13 +105,13 @@ class MpsDevice(Device):
 
 
 class MpsMemory(DeviceMemory):
-    """The unified memory of a Mac, as the allocator of PyTorch and the system count it."""
+    """The unified memory of a Mac, as counted by PyTorch's allocator and the system."""
 
     is_shared = True
-    # The limit of the allocator is above the memory of most Macs.
+    # The allocator limit exceeds the memory of most Macs.
     swaps = True
-    # The limit of the allocator, a tensor above the largest buffer of Metal (pytorch#141909), and
-    # Metal itself; all are plain RuntimeErrors (huggingface/accelerate#4226).
+    # The allocator limit, a tensor above Metal's largest buffer (pytorch#141909), and
+    # Metal itself. All are plain RuntimeErrors (huggingface/accelerate#4226).
     out_of_memory_texts = (
         "MPS backend out of memory",
         "Invalid buffer size: ",
@@ -122,7 +122,7 @@ class MpsMemory(DeviceMemory):
         return torch.mps.current_allocated_memory()
 
     def reserved_bytes(self) -> int:
-        """Return the memory that Metal counts for the process: pools and compiled graphs."""
+        """Return the memory that Metal reports for the process: pools and compiled graphs."""
         return torch.mps.driver_allocated_memory()
 
     def cache_exceeds_limit(self) -> bool:
@@ -152,20 +152,20 @@ class MpsMemory(DeviceMemory):
             torch.accelerator.reset_peak_memory_stats()
 
     def budget_bytes(self, limit_bytes: int | None) -> int:
-        """Return the footprint that this process may have.
+        """Return the footprint that this process can have.
 
-        Without this budget, Macs swap or freeze before the limit of the allocator, 1.7 times
+        Without this budget, Macs swap or freeze before the allocator limit, 1.7 times
         what Metal recommends (pytorch#79840).
         """
         recommended_bytes = torch.mps.recommended_max_memory()
         free_bytes = host.process_bytes(os.getpid()) + host.available_bytes()
-        # A ratio of 0 means without limit.
+        # A ratio of 0 means no limit.
         allowed_bytes = int(recommended_bytes * min(1, high_ratio() or 1))
         budget_bytes = min(free_bytes, allowed_bytes)
         return budget_bytes if limit_bytes is None else min(budget_bytes, limit_bytes)
 
     def set_memory_limit(self, budget_bytes: int) -> None:
-        """Make the allocator reject allocations that would exceed a budget for the process."""
+        """Make the allocator reject allocations beyond a budget for the process."""
         gpu_bytes = torch.mps.driver_allocated_memory()
         other_bytes = host.process_bytes(os.getpid()) - gpu_bytes
         fraction = (budget_bytes - other_bytes) / torch.mps.recommended_max_memory()

@@ -1,4 +1,4 @@
-"""Facts about Macs that need no Mac: memory, limits of chips, known faults and kernels of MPS."""
+"""Facts about Macs, available on any machine: memory, chip limits, known faults, MPS kernels."""
 
 import functools
 import re
@@ -13,7 +13,7 @@ from finetune.errors import UsageError
 # A chip and its memory in GB, which Apple counts as 2³⁰ bytes: ``m1-8gb``, ``MacBook Air M2 8 GB``.
 _CHIP = re.compile(r"\b(m\d+)(?:[ -]*(pro|max|ultra))?(?![a-z0-9])", re.IGNORECASE)
 _MEMORY = re.compile(r"(?<![a-z0-9.])(\d+)[ -]*g(?:i?b)?\b", re.IGNORECASE)
-# Memory that macOS and its programs keep. Calibrated together with the estimates for Macs
+# Memory used by macOS and its programs. Calibrated together with the estimates for Macs
 # (finetune/batch_finder/estimate.py). It limits Macs with up to 12 GB, Metal limits larger ones.
 _HELD_BYTES = int(4.2 * 2**30)
 
@@ -24,7 +24,7 @@ _COMPOSITES = {
     "CompositeExplicitAutogradNonFunctional",
 }
 
-# The most tokens in a batch with correct gradients on M1 and M2, also in PyTorch 2.14: sums of
+# The maximum tokens in a batch with correct gradients on M1 and M2, including PyTorch 2.14: sums of
 # 32,767 products read beyond their operands (pytorch#177116, #195163). 64 examples of 512 tokens
 # are 2 tokens too many.
 _MAX_TOKENS = 32_766
@@ -37,13 +37,13 @@ def generation(chip: str) -> int | None:
 
 
 def max_tokens(chip: str) -> int | None:
-    """Return the most tokens of a batch with correct results; unknown chips count as M1."""
+    """Return the maximum tokens in a batch with correct results. Treat unknown chips as M1."""
     return _MAX_TOKENS if generation(chip) in (None, 1, 2) else None
 
 
 @dataclass(frozen=True)
 class Mac:
-    """A Mac with a name such as ``m1-8gb``; training may use up to ``limit_bytes``."""
+    """A Mac with a name such as ``m1-8gb``. Training can use up to ``limit_bytes``."""
 
     name: str
     memory_bytes: int
@@ -54,7 +54,7 @@ class Mac:
     def recommended_bytes(self) -> int:
         """The limit that Metal recommends for the GPU memory of a process.
 
-        Two thirds, and three quarters above 36 GiB, by logs of Macs with 8 to 96 GiB
+        Two thirds, or three quarters above 36 GiB, according to logs of Macs with 8 to 96 GiB
         (pytorch#105839, #130112, llama.cpp#5206, #3213). Newer versions of macOS recommend a larger
         part of large memories.
         """
@@ -62,13 +62,13 @@ class Mac:
 
     @property
     def budget_bytes(self) -> int:
-        """Memory for training before the machine swaps; on small Macs less than recommended."""
+        """Memory for training before the machine swaps. On small Macs, less than recommended."""
         free_bytes = max(0, min(self.recommended_bytes, self.memory_bytes - _HELD_BYTES))
         return free_bytes if self.limit_bytes is None else min(free_bytes, self.limit_bytes)
 
 
 def find_mac(name: str) -> Mac:
-    """Return the Mac of a name such as ``m1-8gb`` or ``MacBook Pro M4 Max, 128 GB``."""
+    """Parse a name such as ``m1-8gb`` or ``MacBook Pro M4 Max, 128 GB``."""
     name = name.replace("_", "-")
     match, memory = _CHIP.search(name), _MEMORY.search(name)
     if not match or not memory:
@@ -81,7 +81,7 @@ def find_mac(name: str) -> Mac:
 
 
 def known_faults(*, torch_version: str, macos: str, chip: int | None) -> Iterator[Check]:
-    """Yield a check for each row of ``known_faults.yaml`` that affects a Mac; None: unknown chip.
+    """Yield a check for each row of ``known_faults.yaml`` that affects a Mac. None: unknown chip.
 
     Faults that need attention come first.
     """
@@ -104,13 +104,13 @@ def known_faults(*, torch_version: str, macos: str, chip: int | None) -> Iterato
 
 
 def status_of(name: str) -> Status:
-    """Return how MPS runs an operator: by a kernel, as a composite of others, or not at all."""
+    """Return how MPS runs an operator: with a kernel, as a composite of others, or not at all."""
     return _statuses().get(name.removeprefix("aten::"), "missing")
 
 
 @functools.cache
 def _statuses() -> dict[str, Status]:
-    """Return the statuses of all operators, from the list that PyTorch wheels contain."""
+    """Return the status of each operator, from the list in PyTorch wheels."""
     import yaml
 
     packaged = resources.files("torchgen") / "packaged" / "ATen" / "native"
@@ -121,7 +121,7 @@ def _statuses() -> dict[str, Status]:
     by_name = {entry["func"].partition("(")[0]: entry for entry in entries}
 
     def status(entry: dict[str, Any]) -> Status:
-        # A structured operator runs the kernel of its variant that writes into a given tensor.
+        # A structured operator runs the kernel of its out variant.
         if delegate := entry.get("structured_delegate"):
             return status(by_name[delegate])
         keys = {key.strip() for listed in entry.get("dispatch", {}) for key in listed.split(",")}
