@@ -69,7 +69,7 @@ def evaluate(
     """Evaluate the model of a run, like ``finetune evaluate``.
 
     Args:
-        run: The run folder.
+        run: The run folder or, with data, a bundle.
         split: Split of the run to evaluate on. Default: test.
         data: New data to evaluate on, such as a table. All of its rows are used.
         table: Table to read if --data contains several.

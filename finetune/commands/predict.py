@@ -65,7 +65,7 @@ def predict(
     """Classify texts, as ``finetune predict`` does.
 
     Args:
-        run: The run folder, or the results of a run.
+        run: The run folder, a bundle, or the results of a run.
         texts: A text; a list or Series of texts, or of pairs of texts; or a table with the text
             column of the run, in memory or as the Path of a file. There is one prediction per text,
             in the same order. The label of a missing text is None.
@@ -95,7 +95,7 @@ def load(
     """Load the model of a run, to classify texts many times: ``load(run).predict(texts)``.
 
     Args:
-        run: The run folder, or the results of a run.
+        run: The run folder, a bundle, or the results of a run.
         device: Device to use.
         runtime: torch, or onnx or onnx-int8 on the CPU, after finetune export onnx --verify. auto
             uses onnx if the export is verified, except for a run in bf16 or with a GPU.
@@ -307,7 +307,7 @@ def command(
     display: flags.Display,
     **options: Any,
 ) -> None:
-    """Classify texts with the model in the run folder RUN.
+    """Classify texts with the model in the run folder, or bundle, RUN.
 
     The texts are arguments, the rows of a table, or the lines of a file or of standard input (-). A
     single argument with the suffix of a table or text file is read as a file name.

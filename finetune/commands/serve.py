@@ -66,7 +66,7 @@ def command(
     runtime: Runtime,
     display: flags.Display,
 ) -> None:
-    """Classify texts over HTTP with the model in the run folder RUN.
+    """Classify texts over HTTP with the model in the run folder, or bundle, RUN.
 
     Requests and answers have the shape of the Hugging Face inference API. To listen on another
     --host, set the environment variable FINETUNE_API_TOKEN to a token that clients must send, and

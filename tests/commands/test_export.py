@@ -216,7 +216,9 @@ def test_bundle_does_not_contain_local_paths(bundle: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [["classify.py"], ["-m", "finetune", "predict", "."]])
-def test_onnxruntime_sends_no_events(bundle: Path, program: list[str], tmp_path: Path) -> None:
+def test_onnxruntime_does_not_send_usage_data(
+    bundle: Path, program: list[str], tmp_path: Path
+) -> None:
     # Before it sends events, it writes an ID of the machine to the cache folder.
     (tmp_path / "home").mkdir()
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
