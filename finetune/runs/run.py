@@ -144,6 +144,7 @@ class Run:
                     run.head.report_unlabeled()
             if distributed.is_main():
                 if resumes:
+                    folder.digests_file.unlink(missing_ok=True)  # the files change from now on
                     continue_journal(folder, steps=run.progress.steps)
                 else:
                     folder.start()

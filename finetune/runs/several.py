@@ -225,6 +225,9 @@ def train_several(
             for number in variants
             if number not in failures and not (request.resumed and folder.run(number).has_finished)
         ]
+        for run in folder.runs:
+            if request.resumed and run.has_finished and run.checkpoints_folder.exists():
+                run.delete_checkpoints()  # a disk failed at the very end
         if request.resumed and not waiting:
             emit(Info(f"the runs in {folder.path} have finished: nothing is left to do"))
             return _complete(folder, write_table(), write_folds_page)
