@@ -25,6 +25,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ READS, CREATES, READ, WRITE, SYNC, CLOSE, RENAME, UNLINK, MKDIR, TRUNCATE, MMAP,
 CHANGES = CREATES | WRITE | SYNC | CLOSE | RENAME | UNLINK | MKDIR | TRUNCATE | COPY
 KILLED = -1
 TIMEOUT_SECONDS = 60
+NOTHING = "(?!)"
 TEMPORARY = re.compile(r"\.?[0-9a-f]{32}\.partial")
 
 
@@ -100,9 +102,11 @@ class Command:
     name: str
     prepare: Callable[[Path], object]
     act: Callable[[], object]
-    grows: str = "(?!)"
-    own: str = "(?!)"
-    may_differ: str = "(?!)"
+    grows: str = NOTHING
+    own: str = NOTHING
+    may_differ: str = NOTHING
+    every: int = 1
+    """Slow commands fail at each of so many operations only, so that all take half an hour."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,7 @@ class Driver:
         }
 
     def try_faults(
-        self, command: Command, faults: Sequence[str], numbers: Callable[[int], Iterator[int]]
+        self, command: Command, faults: Sequence[str], numbers: Callable[[int, int], Iterator[int]]
     ) -> Iterator[dict[str, Any]]:
         """Try each fault at each operation; yield the results."""
         template = self.folder / "template"
@@ -203,7 +207,7 @@ class Driver:
         for name in faults:
             fault, points, found = FAULTS[name], 0, []
             started = time.monotonic()
-            for n in numbers(len(name)):
+            for n in numbers(len(name), command.every):
                 self.restore(template)
                 ended = self.call(command.act, fault=fault, n=n)
                 if self.state.count < n:
@@ -212,8 +216,10 @@ class Driver:
                 failed = self.state.failed.decode()
                 problems = self._judge(command, fault, ended, before, expected)
                 state = self._digest(command, expected)
-                # What is done after the fault depends only on the files.
-                if problems or state not in known:
+                # A second call after a success may be rejected, because there are results.
+                calls_again = ended.code != 0 or command.grows != NOTHING
+                # Its result depends only on the files.
+                if calls_again and (problems or state not in known):
                     self._age_leftovers()
                     again = self.call(command.act)
                     wrong = self._judge_again(command, again, before, expected)
@@ -444,16 +450,10 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     driver = Driver(options.folder, State.from_buffer(shared))
-    step = options.every * parts
 
-    def numbers(start: int) -> Iterator[int]:
-        if options.points:
-            yield from options.points
-            return
-        n = 1 + (start * 7 % options.every) * parts + part - 1
-        while True:
-            yield n
-            n += step
+    def numbers(start: int, every: int) -> Iterator[int]:
+        every *= options.every
+        return iter(options.points or count(part + (start * 7 % every) * parts, every * parts))
 
     for name in options.commands or COMMANDS:
         for result in driver.try_faults(COMMANDS[name], options.faults, numbers):

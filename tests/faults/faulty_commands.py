@@ -34,6 +34,8 @@ STEPS = ("--max-steps", "2", "--learning-rate", "1e-3", "--logging-steps", "1", 
 # Caches may have any content, warnings depend on faults, and the model card has times.
 CACHES = r"(cache|hf|tmp)(/|$)"
 WARNINGS = r".*(warnings\.jsonl|README\.md)"
+# A resumed run lists its columns in another order.
+OF_SEEDS = rf"{WARNINGS}|.*(manifest\.json|environment\.json|SHA256SUMS)"
 # What a run writes bit by bit. The results are not among it.
 GROWS = r"((metrics|warnings)\.jsonl|checkpoints.*|manifest\.json|config\.yaml|environment\.json)"
 RUN = rf"out(/{GROWS}|/seed-\d+(/{GROWS})?|/seeds\.json)?$"
@@ -80,15 +82,18 @@ def write_unfinished_run(box: Path) -> None:
                      emit=at(Step, 1, press_ctrl_c))  # fmt: skip
 
 
-def run(name: str, *arguments: str) -> Command:
+def run(name: str, *arguments: str, every: int, may_differ: str = WARNINGS) -> Command:
     words = ("run", "rows.csv", "--model", "model", "--output-dir", "out", *QUICK, *arguments)
     act = cli(*words, "--resume-from-checkpoint", "auto")
-    return Command(name, write_inputs, act, RUN, CACHES, WARNINGS)
+    return Command(name, write_inputs, act, RUN, CACHES, may_differ, every)
 
 
-def of_run(name: str, *arguments: str, prepare: Callable[[Path], None] = write_run) -> Command:
+def of_run(
+    name: str, *arguments: str, prepare: Callable[[Path], None] = write_run, every: int = 1
+) -> Command:
     """Return a command that reads a finished run."""
-    return Command(name, prepare, cli(*arguments), own=CACHES, may_differ=WARNINGS)
+    act = cli(*arguments)
+    return Command(name, prepare, act, own=CACHES, may_differ=WARNINGS, every=every)
 
 
 def predict(suffix: str) -> Command:
@@ -105,7 +110,7 @@ def predict(suffix: str) -> Command:
     words = ("predict", "out", source, "--device", "cpu", "--runtime", "torch")
     return of_run(
         "predict-" + suffix[1:], *words, "--output", f"predictions{suffix}", "--overwrite",
-        prepare=prepare,
+        prepare=prepare, every=3,
     )  # fmt: skip
 
 
@@ -190,27 +195,28 @@ def write_cache(box: Path) -> None:
 COMMANDS = {
     command.name: command
     for command in (
-        run("run", *STEPS),
-        run("run-head", "--freeze-core"),
-        run("run-few", "--max-steps", "2"),
+        run("run", *STEPS, every=2),
+        run("run-head", "--freeze-core", every=4),
+        run("run-few", "--max-steps", "2", every=4),
         Command(
             "resume", write_unfinished_run,
-            cli("run", "--resume-from-checkpoint", "out"), RUN, CACHES, WARNINGS,
+            cli("run", "--resume-from-checkpoint", "out"), RUN, CACHES, WARNINGS, 2,
         ),
         *map(predict, WRITERS),
         Command("label", write_texts, label, r"texts\.labels\..*", CACHES),
         Command("suspects", write_audit, label_suspects, r"audits/rows/.*", CACHES),
         of_run("evaluate", "evaluate", "out", "rows.csv", "--device", "cpu"),
-        run("seeds", *STEPS, "--seeds", "2"),
-        of_run("onnx", "export", "onnx", "out"),
+        run("seeds", *STEPS, "--seeds", "2", every=12, may_differ=OF_SEEDS),
+        of_run("onnx", "export", "onnx", "out", every=20),
         of_run("report", "report", "out"),
         of_run("audit", "data", "audit", "rows.csv", "--model", "model", "--device", "cpu",
-               prepare=write_inputs),
+               prepare=write_inputs, every=3),
         of_run("audit-corrected", "data", "audit", "rows.csv", "--model", "model", "--device",
-               "cpu", "--corrections", "audits/rows/suspects.csv", prepare=write_corrected),
+               "cpu", "--corrections", "audits/rows/suspects.csv", "--output-dir", "found",
+               prepare=write_corrected, every=6),
         of_run("check", "data", "check", "rows.csv", "--model", "model", prepare=write_inputs),
         of_run("find-batch", "find-batch", "rows.csv", "--model", "model", "--device", "cpu",
-               "--limit", "2", "--output-dir", "found", prepare=write_inputs),
+               "--limit", "2", "--output-dir", "found", prepare=write_inputs, every=40),
         Command("push", write_run, push, own=CACHES),
         Command("cache-clear", write_cache, cli("cache", "clear")),
     )

@@ -2,10 +2,10 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -58,7 +58,8 @@ def test_commands_survive_each_failing_operation(tmp_path: Path) -> None:
     if sys.platform != "linux" or not shutil.which("gcc"):
         pytest.skip("needs Linux and gcc, to preload a library that lets operations fail")
     # All commands, or a sample: every 20th operation of two.
-    asked: Sequence[str] = os.environ.get("FAULTS", "predict-csv run --every 20").split()
+    sample = "predict-csv run --every 10 --faults 'ENOSPC stays' EIO SIGKILL"
+    asked = shlex.split(os.environ.get("FAULTS", sample))
     call = partial(try_faults, tmp_path, *asked)
     with ThreadPoolExecutor() as pool:
         parts = pool.map(lambda part: call(part=part), range(1, PROCESSES + 1))
