@@ -68,7 +68,7 @@ def test_audit_writes_files_and_applies_corrections_from_them(
     assert {row: decision.lower() for row, decision in decisions.items()} == decided
     rejected = command("data", "audit", *corrected, "--output-dir", found["folder"])
     assert rejected.code == 2
-    assert "has decisions" in rejected.errors
+    assert "contains decisions" in rejected.errors
 
 
 def test_audit_of_unlabeled_texts_finds_only_duplicates(

@@ -68,7 +68,7 @@ def test_finished_sweep_is_reused_and_a_different_one_is_rejected(
     assert again.to_json().items() <= content.items()
     assert again.records()[0]["trial"] == again.best
     for options in ({"space": "learning_rate: [1, 2]"}, {"calibrate": False}):
-        with pytest.raises(ConfigurationError, match="started with another"):
+        with pytest.raises(ConfigurationError, match="started with a different"):
             sweep(folder, model=tiny_folder, **options)
     with pytest.raises(NotARunError, match="no model"):
         finetune.predict(folder, ["who"])

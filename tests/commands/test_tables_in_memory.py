@@ -198,7 +198,7 @@ def test_predict_reads_path_objects_as_files_and_rejects_file_names(
     ("texts", "words"),
     [
         ([1, 2], "[1, 2], of type list, is not a list of texts"),
-        ([("a", "b"), ("c", "d")], "is not a list of texts pass a list of single texts, which"),
+        ([("a", "b"), ("c", "d")], "is not a list of texts pass a list of single texts for this"),
         (pandas.DataFrame({"a": ["one text", "another"], "b": ["more text", "and more"]}),
          "pass only the texts, such as table['text']"),
         (Path("none.csv"), "file not found: none.csv"),
