@@ -176,7 +176,7 @@ def _of_hub(not_found: type[FinetuneError]) -> tuple[Row, ...]:
     return (
         # The Hub also says that about gated and private repositories.
         Row("HFValidationError RepositoryNotFoundError", "", "", not_found,
-            "there is no folder {name}, and no {work} with this name on the Hub",
+            "folder not found: {name}, and no {work} with this name on the Hub",
             "check the spelling; if {page} is gated or private, accept its terms there, and set "
             "HF_TOKEN to your token"),
         Row("RevisionNotFoundError", "", "", not_found,
