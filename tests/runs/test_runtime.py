@@ -18,7 +18,7 @@ from finetune.commands.export import export_onnx
 from finetune.commands.predict import load
 from finetune.devices import host
 from finetune.errors import UsageError
-from finetune.files import read_json, write_json
+from finetune.files import SUMS, read_json, write_json
 from finetune.runs.folder import RunFolder
 from finetune.runs.runtime import OnnxPredictor, load_predictor
 from finetune.runs.trained import TrainedModel
@@ -74,9 +74,12 @@ def test_auto_uses_only_verified_files_of_the_same_weights(
     folder, file = RunFolder(exported), exported / name
     assert isinstance(load_predictor(folder, device="auto", runtime="auto"), OnnxPredictor)
     whole, times = file.read_bytes(), file.stat()
+    digests = folder.model_folder / SUMS
+    known = digests.read_bytes()
     try:
         # The last bytes are of a weight.
         file.write_bytes(whole[:-2] + b"~~")
+        digests.unlink()  # of another training, not of damaged files
         if name == "onnx/verified.json":
             file.unlink()
         assert isinstance(load_predictor(folder, device="auto", runtime="auto"), TrainedModel)
@@ -85,6 +88,7 @@ def test_auto_uses_only_verified_files_of_the_same_weights(
         assert caught.value.remedy == f"finetune export onnx {exported} --verify"
     finally:
         file.write_bytes(whole)
+        digests.write_bytes(known)
     # The time of the file differs, but not its bytes.
     assert isinstance(load_predictor(folder, device="auto", runtime="auto"), OnnxPredictor)
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
