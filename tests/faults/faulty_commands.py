@@ -215,8 +215,6 @@ COMMANDS = {
                "cpu", "--corrections", "audits/rows/suspects.csv", "--output-dir", "found",
                prepare=write_corrected, every=6),
         of_run("check", "data", "check", "rows.csv", "--model", "model", prepare=write_inputs),
-        of_run("find-batch", "find-batch", "rows.csv", "--model", "model", "--device", "cpu",
-               "--limit", "2", "--output-dir", "found", prepare=write_inputs, every=40),
         Command("push", write_run, push, own=CACHES),
         Command("cache-clear", write_cache, cli("cache", "clear")),
     )
