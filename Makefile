@@ -49,7 +49,7 @@ test-slow: setup ## Run all tests, or with SLOW=only just the slow tests
 	$(BIN)/pytest $(PARALLEL) -m '$(if $(filter only,$(SLOW)),slow)'
 
 test-faults: setup ## Let each operation on files fail once, on Linux, and damage bytes of files
-	ALL_FAULTS=1 FAULTS="--every 1" $(BIN)/pytest -m "slow or not slow" -s tests/faults
+	ALL_FAULTS=1 FAULTS="--every 2" $(BIN)/pytest -m "slow or not slow" -s tests/faults
 
 test-lowest: ## Run the quick tests with the oldest versions that pyproject.toml admits
 test-newest: ## Run the quick tests with the newest versions that pyproject.toml admits
