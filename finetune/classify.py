@@ -6,10 +6,8 @@ from classify import Classifier       Classifier().predict(["a text"])
 """
 
 import argparse
-import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -31,12 +29,6 @@ class Classifier:
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it would be sent to Microsoft
         import onnxruntime
 
-        sums = Path(folder, "SHA256SUMS")
-        for line in sums.read_text(errors="replace").splitlines() if sums.is_file() else ():
-            digest, _, name = line.partition("  ")
-            path = Path(folder, name)
-            if not path.is_file() or sha256_of(path) != digest:
-                raise ValueError(f"{name} does not match {sums}: copy or export the bundle again")
         self.options = json.loads(Path(folder, "inference.json").read_text(encoding="utf-8"))
         self.classes: list[str] = self.options["classes"]
         self.outputs = max(len(self.classes), 1)
@@ -124,12 +116,6 @@ class Classifier:
         return result | ({"probabilities": scores_by_class} if all_scores else {})
 
 
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, without reading all of it into memory."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def read_rows(texts: list[str], pairs: list[str], *, has_pairs: bool) -> Iterator[list[str]]:
     """Yield texts or pairs, from arguments or a file, whose lines have a tab between both."""
     is_file = texts[0] == "-" or texts[0].endswith(".txt") or os.path.isfile(texts[0])
@@ -150,11 +136,7 @@ def main() -> None:
     parser.add_argument("--min-confidence", type=float, default=0.0, help="else give no label")
     parser.add_argument("--all-scores", action="store_true", help="print all probabilities")
     options = vars(parser.parse_args())
-    texts, pairs = options.pop("texts"), options.pop("text_pair")
-    try:
-        classifier = Classifier()
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    classifier, texts, pairs = Classifier(), options.pop("texts"), options.pop("text_pair")
     rows = read_rows(texts, pairs, has_pairs=classifier.options["reads_pairs"])
     with open(1, "w", encoding="utf-8", closefd=False) as output:
         while chunk := list(islice(rows, CHUNK_TEXTS)):

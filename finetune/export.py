@@ -52,6 +52,7 @@ WORKDIR /bundle
 COPY requirements.txt .
 RUN pip install --no-cache-dir -r requirements.txt
 COPY --chown=nobody . .
+RUN sha256sum --check --quiet SHA256SUMS
 USER nobody
 ENTRYPOINT ["python", "classify.py"]
 """

@@ -87,7 +87,7 @@ def test_resuming_auto_adds_a_seed_to_the_finished_seeds(
     shutil.copytree(parent, folder)
     results = run_seeds(None, model=tiny_folder, seeds=3, resume_from_checkpoint="auto")
     assert [*results.runs] == [42, 43, 44]
-    names = {"manifest.json", "seed-42", "seed-43", "seed-44", "seeds.json"}
+    names = {"SHA256SUMS", "manifest.json", "seed-42", "seed-43", "seed-44", "seeds.json"}
     assert {path.name for path in folder.iterdir()} == names
     assert have_same_bits(weights_of(folder / "seed-42"), weights_of(parent / "seed-42"))
     assert [one.name for one in folder.parent.iterdir()] == [folder.name]
@@ -156,7 +156,7 @@ def test_command_prints_each_seed_and_overwrites_only_earlier_seeds(
     assert "95% over 2 seeds" in outcome.output
     assert "95% over 270 rows" in outcome.output
     assert f"run folders: {folder}" in outcome.output
-    names = ["manifest.json", "mine", "seed-42", "seed-43", "seeds.json"]
+    names = ["SHA256SUMS", "manifest.json", "mine", "seed-42", "seed-43", "seeds.json"]
     assert sorted(one.name for one in folder.iterdir()) == names
     assert "kept in" in outcome.errors
     # The texts are prepared once, and the report of each seed includes the warnings about them.
