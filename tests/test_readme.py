@@ -34,7 +34,7 @@ TYPED = re.compile(r"\bfinetune (?:--?)?[a-z][^\n#`|>)]*?(?=  |\n|[#`|>)]|$)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
 CODE = re.compile(r"```.*?```|^    .*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 # Blocks marked as bash contain options of other programs.
-OTHER_PROGRAMS = re.compile(r"```bash.*?```|\b(?:pip|torchrun|hf|git) [^`\n]*", re.DOTALL)
+OTHER_PROGRAMS = re.compile(r"```bash.*?```|\b(?:pip|torchrun|hf|git|sha256sum) [^`\n]*", re.DOTALL)
 # A tiny model replaces models from the Hub or from PyPI, and few rows replace all.
 QUICK = ["--max-train-samples", "32", "--max-steps", "1", "--device", "cpu"]
 # Commands of the pages that don't run here, by their start, and the reason.
@@ -53,6 +53,7 @@ NOT_RUN = {
     "run --folds 5": "tests/runs/test_folds.py runs it with two folds",
     "data audit RUN": "needs a cross-validation; tests/commands/test_correction_loop.py runs it",
     "export": "needs onnx; tests/commands/test_export.py runs it",
+    "evaluate BUNDLE": "needs onnx; tests/commands/test_export.py runs it",
     "run reviews.csv --batch-size auto": "tests/runs/test_batch_sizes.py runs it with fewer trials",
 }
 

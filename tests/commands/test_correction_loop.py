@@ -86,7 +86,7 @@ def test_wrong_labels_are_found_corrected_and_used_in_a_new_run(
         place = FIRST_ROW + [*cells].index(row["id"]) - 2
         assert (row["row"], row["text"], row["label"]) == (place, *cells[row["id"]][1:])
 
-    outcome = finetune(command, f"data audit {before}", "120 rows of", "most likely wrong")
+    outcome = finetune(command, f"data audit {before}", "120 rows of", "most suspicious labels")
     assert "leaks between splits" not in outcome.output
     file = Path("audits/tickets/suspects.csv")
     suspects = read_csv(file)

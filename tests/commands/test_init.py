@@ -35,7 +35,7 @@ def test_init_prints_its_guesses(command: Command, reviews: Path) -> None:
         "rows 40",
         "columns id, review, verdict",
         "text column review (by its name)",
-        "label column verdict (40 rows have 2 different values)",
+        "label column verdict (2 different values in 40 rows)",
         "split sizes in a run train: 36, test: 4",
         "good 20 the river is long [/0]",
         "model minilm (at most 100 rows per class on average: 18; others: finetune models)",

@@ -158,7 +158,7 @@ def test_command_prints_each_seed_and_overwrites_only_earlier_seeds(
     assert f"run folders: {folder}" in outcome.output
     names = ["SHA256SUMS", "manifest.json", "mine", "seed-42", "seed-43", "seeds.json"]
     assert sorted(one.name for one in folder.iterdir()) == names
-    assert "kept in" in outcome.errors
+    assert "keeping files in" in outcome.errors
     # The texts are prepared once, and the report of each seed includes the warnings about them.
     warnings = [read_warnings(RunFolder(folder / name)) for name in ("seed-42", "seed-43")]
     assert warnings[0] == warnings[1]

@@ -90,8 +90,8 @@ def computes(inputs: RunInputs) -> bool:
     inputs = replace(inputs, examples={"train": inputs.examples["train"]})
     with sent_to(emitted.append):
         stored_features(inputs, make_plan(inputs), size)
-    computed = was_emitted(emitted, Info, "computing features")
-    assert computed != was_emitted(emitted, Info, "reusing features")
+    computed = was_emitted(emitted, Info, "computing frozen-layer features")
+    assert computed != was_emitted(emitted, Info, "reusing frozen-layer features")
     return computed
 
 

@@ -19,10 +19,10 @@ from finetune.runs.results import read_results
 
 def test_finished_run_contains_exactly_the_documented_files(finished_run: Path) -> None:
     files = "config.yaml manifest.json environment.json metrics.jsonl warnings.jsonl model"
-    files += " predictions.jsonl all_results.json report.html"
+    files += " predictions.jsonl all_results.json report.html SHA256SUMS"
     assert {path.name for path in finished_run.iterdir()} == {*files.split()}
     files = "confidences.json config.json inference.json model.safetensors README.md"
-    files += " tokenizer.json tokenizer_config.json"
+    files += " tokenizer.json tokenizer_config.json SHA256SUMS"
     assert {path.name for path in (finished_run / "model").iterdir()} == {*files.split()}
     assert unfinished_files(finished_run) == []
 

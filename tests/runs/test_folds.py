@@ -84,7 +84,7 @@ def test_each_row_is_predicted_once_by_a_model_trained_without_its_text(folds: P
 
 def test_folds_killed_at_the_end_are_completed(folds: Path, tmp_path: Path) -> None:
     late = shutil.copytree(folds, tmp_path / "late")
-    for name in ("predictions.jsonl", "report.html"):
+    for name in ("predictions.jsonl", "report.html", "SHA256SUMS"):
         (late / name).unlink()
     content = read_json(folds / "folds.json")
     write_json(late / "folds.json", content | {"test": None, "intervals": {}})

@@ -34,7 +34,7 @@ def test_changed_model_is_detected(
     before = Manifest.of(prepare_tiny(model))
     before.check(Manifest.of(prepare_tiny(tiny_folder)), remedy="none")
     change(model)
-    with pytest.raises(DataError, match=f"started: the model's {part}\n"):
+    with pytest.raises(DataError, match=f"started: the model's {part} \\("):
         before.check(Manifest.of(prepare_tiny(model)), remedy="none")
 
 
