@@ -102,7 +102,7 @@ def test_wrong_labels_are_found_corrected_and_used_in_a_new_run(
         writer.writerows(suspects)
     Path("map.csv").write_text("biling;billing\nn/a;\n")
     corrected = f"--corrections {file} --label-map map.csv"
-    changed = f"suspects.csv: the labels of {len(found)} rows changed, 0 rows dropped"
+    changed = f"suspects.csv: {len(found)} rows changed, 0 rows dropped"
     applied = (changed, "map.csv: 1 classes renamed, and rows lose the label n/a")
 
     outcome = finetune(command, f"{RUN} {corrected}", *applied, "3 classes", "Next: finetune pred")

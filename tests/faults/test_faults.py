@@ -58,7 +58,7 @@ def test_commands_survive_each_failing_operation(tmp_path: Path) -> None:
     if sys.platform != "linux" or not shutil.which("gcc"):
         pytest.skip("needs Linux and gcc, to preload a library that lets operations fail")
     # All commands, or a sample: every 20th operation of two.
-    sample = "predict-csv run --every 10 --faults 'ENOSPC stays' EIO SIGKILL"
+    sample = "predict-csv run --every 20 --faults 'ENOSPC stays' EIO SIGKILL"
     asked = shlex.split(os.environ.get("FAULTS", sample))
     call = partial(try_faults, tmp_path, *asked)
     with ThreadPoolExecutor() as pool:

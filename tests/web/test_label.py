@@ -547,23 +547,21 @@ class Served:
 
 
 @pytest.mark.slow
-def test_labels_survive_kills_and_a_signal_stops_the_server(
+def test_labels_survive_a_kill_and_a_signal_stops_the_server(
     tmp_path: Path, tiny_folder: Path
 ) -> None:
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     options = ["--model", str(tiny_folder), "--classes", ",".join(WORDS), "--device", "cpu"]
     labeled: dict[int, str] = {}
-    random = np.random.default_rng(0)
-    for _ in range(2):
-        served = Served(tmp_path, *options)
-        end, row = time.monotonic() + random.uniform(0.1, 1.0), 0
-        while time.monotonic() < end and len(labeled) < len(TEXTS):
-            row = served.request("/api/next")["row"]
-            assert row not in labeled
-            labeled[row] = TRUE[row - 1]
-            served.request("/api/label", {"row": row, "label": TRUE[row - 1]})
-        served.process.kill()
-        served.process.wait()
+    served = Served(tmp_path, *options)
+    end, row = time.monotonic() + 0.6, 0
+    while time.monotonic() < end and len(labeled) < len(TEXTS):
+        row = served.request("/api/next")["row"]
+        assert row not in labeled
+        labeled[row] = TRUE[row - 1]
+        served.request("/api/label", {"row": row, "label": TRUE[row - 1]})
+    served.process.kill()
+    served.process.wait()
     served = Served(tmp_path, *options)
     second = Served(tmp_path, *options)
     assert second.process.wait(60) == 2
