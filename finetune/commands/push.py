@@ -11,6 +11,7 @@ from finetune.commands import flags
 from finetune.commands.console import format_size, show_lines, show_table
 from finetune.errors import NotARunError, UsageError
 from finetune.events import Info, emit
+from finetune.files import intact
 from finetune.runs.folder import RunFolder, open_run_folder
 
 EXAMPLES = """\b
@@ -79,7 +80,7 @@ def _find_files(folder: RunFolder, *, adapter: bool) -> dict[str, Path]:
         remedy = "drop --adapter" if adapter else f"repeat the run with finetune run {folder.path}"
         raise UsageError(f"{model_folder} has no weights", remedy=remedy)
     paths = sorted(model_folder.iterdir())
-    return {path.name: path for path in paths if path.is_file() and path.name[0] != "."}
+    return {path.name: intact(path) for path in paths if path.is_file() and path.name[0] != "."}
 
 
 @click.command(epilog=EXAMPLES)

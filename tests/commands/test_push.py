@@ -96,6 +96,18 @@ def test_private_texts_are_not_uploaded_unless_allowed(
     assert "report.html" in contents(pushed)
 
 
+def test_damaged_weights_are_not_uploaded(
+    hub: HubServer, finished_run: Path, tmp_path: Path, command: Command
+) -> None:
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    weights = run / "model" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    for options in ([], ["--dry-run"]):
+        command("push", run, NAME, *options).assert_rejected(2, "model.safetensors", "SHA256SUMS")
+    assert hub.requests == []
+
+
 def test_push_errors_state_the_cause_without_the_token(
     hub: HubServer,
     private_run: Path,
