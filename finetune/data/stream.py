@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from finetune.errors import DataNotFoundError, DataUnreadableError
 from finetune.events import Info, emit
-from finetune.files import is_there
+from finetune.files import is_there, naming
 
 if TYPE_CHECKING:
     from finetune.config.schema import DataConfig
@@ -104,10 +104,11 @@ def read_texts(
     is_table = path.suffix.lower() in TABLE_SUFFIXES and path.suffixes[-2:-1] != [".txt"]
     content, encoding = Content(path), options.encoding
     if path.is_file() and (as_lines or not is_table):
-        content = unpack(path)
-        text = find_text(content, encoding=encoding)
-        encoding = text.encoding
-        is_table = has_columns_of_run(next(text.lines(), (0, ""))[1], options)
+        with naming(path):
+            content = unpack(path)
+            text = find_text(content, encoding=encoding)
+            encoding = text.encoding
+            is_table = has_columns_of_run(next(text.lines(), (0, ""))[1], options)
     if is_table and not as_lines:
         return iter([texts_of_table(read_source(path, options), options, reads_pairs=reads_pairs)])
     return read_lines(content.open(), name=str(path), encoding=encoding)

@@ -202,7 +202,7 @@ COMMANDS = {
             "resume", write_unfinished_run,
             cli("run", "--resume-from-checkpoint", "out"), RUN, CACHES, WARNINGS, 2,
         ),
-        *map(predict, WRITERS),
+        *map(predict, [suffix for suffix in WRITERS if suffix != ".xlsm"]),  # only as a copy
         Command("label", write_texts, label, r"texts\.labels\..*", CACHES),
         Command("suspects", write_audit, label_suspects, r"audits/rows/.*", CACHES),
         of_run("evaluate", "evaluate", "out", "rows.csv", "--device", "cpu"),
