@@ -48,7 +48,7 @@ test: setup ## Run the quick tests; with COVERED=1, fail if less than 90% of the
 test-slow: setup ## Run all tests, or with SLOW=only just the slow tests
 	$(BIN)/pytest $(PARALLEL) -m '$(if $(filter only,$(SLOW)),slow)'
 
-test-faults: setup ## Let each operation on files fail once, on Linux, and damage bytes of files
+test-faults: setup ## Let operations on files fail, one at a time, on Linux, and damage bytes of files
 	ALL_FAULTS=1 FAULTS="--every 2" $(BIN)/pytest -m "slow or not slow" -s tests/faults
 
 test-lowest: ## Run the quick tests with the oldest versions that pyproject.toml admits

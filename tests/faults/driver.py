@@ -95,8 +95,8 @@ class Command:
 
     ``prepare`` makes the files that the user has before. ``act`` runs the command. ``grows``
     matches files that the command writes bit by bit, so that they have other contents meanwhile.
-    ``own`` matches caches, which may have any content. ``again`` is used for the second call, and
-
+    ``own`` matches files that the tool may delete, or fill with any content, such as caches.
+    ``may_differ`` matches files whose content depends on how often the command was called.
     """
 
     name: str
